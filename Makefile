@@ -1,0 +1,38 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Each prepares .venv itself.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: install demo test lint types pytest test-slow bench clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/sheafdeq/kernels/native/*)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $(STAMP)
+
+demo: install
+	$(BIN)/sheafdeq demo
+
+test: lint types pytest
+
+lint: install
+	$(BIN)/ruff check .
+
+types: install
+	$(BIN)/mypy
+
+pytest: install
+	$(BIN)/python -m pytest -n 2
+
+test-slow: install
+	$(BIN)/python -m pytest -n 2 -m slow
+
+bench: install
+	$(BIN)/sheafdeq bench
+
+clean:
+	rm -rf build $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

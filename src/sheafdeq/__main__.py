@@ -1,0 +1,7 @@
+"""``python -m sheafdeq``."""
+
+import sys
+
+from sheafdeq.cli import main
+
+sys.exit(main())

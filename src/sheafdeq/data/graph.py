@@ -1,0 +1,296 @@
+"""The graph every model, solver and task shares. Index conventions are stated here, once.
+
+* ``n`` nodes, ``e`` directed (stored) edges. A stored edge ``u -> v`` carries a message from its
+  *source* ``u`` (row 0 of ``edge_index``) to its *target* ``v`` (row 1).
+* An undirected graph stores every edge twice. Nothing here symmetrises: directed input is used as given.
+* Edges are kept sorted by target, then by source (:meth:`Graph.build` sorts them, edge features along with
+  them), so the incoming edges of node ``v`` are the slice ``pointer[v]:pointer[v + 1]``. Results therefore
+  do not depend on the order in which edges were supplied. ``edge_order`` maps a sorted position back to the
+  position in the user's ``edge_index``.
+* The *degree* of ``v`` is its number of incoming stored edges. It is clamped to one where it divides, so an
+  isolated node keeps its own state and receives nothing.
+* A self-loop is a stored edge like any other: it counts once in the degree, sends a message and adds its
+  diagonal term. Duplicate edges are parallel edges: each counts.
+* Several graphs form one :class:`Graph` by disjoint union; ``graph_of_node`` (non-decreasing) says which
+  graph a node belongs to, and solvers decide convergence for each graph on its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sheafdeq.errors import InputError
+
+__all__ = ["Graph"]
+
+_INDEX_TYPES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """One graph, or the disjoint union of several, with node and edge features.
+
+    Build it with :meth:`build` (checks and sorts) or :meth:`from_data` (a PyG ``Data`` or ``Batch``);
+    the plain constructor trusts its arguments.
+    """
+
+    x: Tensor  # (n, f) node features
+    edge_index: Tensor  # (2, e) int64, sorted by target then source
+    edge_attr: Tensor | None = None  # (e, d_e) edge features in the same order
+    graph_of_node: Tensor | None = None  # (n,) int64; None means one graph
+    num_graphs: int = 1
+    edge_order: Tensor | None = field(default=None, repr=False)  # (e,) sorted position -> supplied position
+
+    # ------------------------------------------------------------------ construction
+
+    @staticmethod
+    def build(
+        x: Tensor,
+        edge_index: Tensor,
+        edge_attr: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        num_graphs: int | None = None,
+    ) -> Graph:
+        """Check every tensor, sort the edges by target, and return a :class:`Graph`.
+
+        Raises :class:`~sheafdeq.errors.InputError` (a ``ValueError``) that names what came and what is needed.
+        """
+        x = _checked_features(x, "x")
+        n = x.shape[0]
+        edge_index = _checked_edge_index(edge_index, n, x.device)
+        if edge_attr is not None:
+            edge_attr = _checked_edge_attr(edge_attr, edge_index.shape[1], x)
+        graph_of_node, count = _checked_batch(batch, n, num_graphs, edge_index)
+        source, target = edge_index
+        if edge_index.shape[1] > 1:
+            order = torch.argsort(target * max(n, 1) + source, stable=True)
+            edge_index = edge_index[:, order].contiguous()
+            if edge_attr is not None:
+                edge_attr = edge_attr[order].contiguous()
+        else:
+            order = torch.arange(edge_index.shape[1], device=x.device)
+        return Graph(x, edge_index, edge_attr, graph_of_node, count, order)
+
+    @staticmethod
+    def from_data(data: Any) -> Graph:
+        """A PyG ``Data`` or ``Batch`` (anything with ``x`` and ``edge_index``)."""
+        for name in ("x", "edge_index"):
+            if getattr(data, name, None) is None:
+                raise InputError(f"the graph has no '{name}': give a PyG Data object with x and edge_index")
+        edge_attr = getattr(data, "edge_attr", None)
+        if edge_attr is not None and edge_attr.dim() == 1:
+            edge_attr = edge_attr.unsqueeze(-1)
+        return Graph.build(
+            data.x,
+            data.edge_index,
+            edge_attr,
+            getattr(data, "batch", None),
+            num_graphs=getattr(data, "num_graphs", None) if getattr(data, "batch", None) is not None else None,
+        )
+
+    @staticmethod
+    def union(graphs: Sequence[Graph]) -> Graph:
+        """Disjoint union, in order; each part keeps its own graph number(s)."""
+        if not graphs:
+            raise InputError("a union needs at least one graph, got none")
+        with_attr = [g.edge_attr is not None for g in graphs]
+        if any(with_attr) and not all(with_attr):
+            raise InputError("either every graph of a union has edge features or none has")
+        node_offsets, graph_offset, node_offset = [], 0, 0
+        ids = []
+        for g in graphs:
+            node_offsets.append(node_offset)
+            ids.append(g.graph_ids + graph_offset)
+            node_offset += g.num_nodes
+            graph_offset += g.num_graphs
+        # Parts are sorted by target and targets grow from part to part, so the union is sorted too.
+        return Graph(
+            x=torch.cat([g.x for g in graphs]),
+            edge_index=torch.cat([g.edge_index + o for g, o in zip(graphs, node_offsets, strict=True)], dim=1),
+            edge_attr=torch.cat([g.edge_attr for g in graphs]) if all(with_attr) else None,  # type: ignore[misc]
+            graph_of_node=torch.cat(ids),
+            num_graphs=graph_offset,
+        )
+
+    # ------------------------------------------------------------------ sizes and derived structure
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes ``n``."""
+        return self.x.shape[0]
+
+    @property
+    def num_edges(self) -> int:
+        """Number of stored directed edges ``e``."""
+        return self.edge_index.shape[1]
+
+    @property
+    def source(self) -> Tensor:
+        """(e,) source node of every stored edge."""
+        return self.edge_index[0]
+
+    @property
+    def target(self) -> Tensor:
+        """(e,) target node of every stored edge, non-decreasing."""
+        return self.edge_index[1]
+
+    @property
+    def edge_dim(self) -> int:
+        """Width of the edge features (0 without)."""
+        return 0 if self.edge_attr is None else self.edge_attr.shape[1]
+
+    @cached_property
+    def graph_ids(self) -> Tensor:
+        """(n,) graph number of every node (zeros for one graph)."""
+        if self.graph_of_node is not None:
+            return self.graph_of_node
+        return torch.zeros(self.num_nodes, dtype=torch.int64, device=self.x.device)
+
+    @cached_property
+    def pointer(self) -> Tensor:
+        """(n + 1,) int64: the incoming edges of node v are ``pointer[v]:pointer[v + 1]``."""
+        counts = torch.bincount(self.target, minlength=self.num_nodes)
+        return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+
+    @cached_property
+    def by_source(self) -> Tensor:
+        """(e,) int64 permutation that lists the stored edges by source (stable)."""
+        return torch.argsort(self.source, stable=True)
+
+    @cached_property
+    def source_pointer(self) -> Tensor:
+        """(n + 1,) int64 offsets into :attr:`by_source`."""
+        counts = torch.bincount(self.source, minlength=self.num_nodes)
+        return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+
+    @cached_property
+    def degree(self) -> Tensor:
+        """(n,) number of incoming stored edges, in the dtype of ``x``, clamped to at least one."""
+        counts = self.pointer[1:] - self.pointer[:-1]
+        return counts.clamp(min=1).to(self.x.dtype)
+
+    @cached_property
+    def edge_weight(self) -> Tensor:
+        """(e,) the symmetric scalar normalisation 1 / sqrt(deg_u deg_v) of every stored edge."""
+        root = self.degree.rsqrt()
+        return root[self.source] * root[self.target]
+
+    # ------------------------------------------------------------------ conversions
+
+    def to(self, *args: Any, **kwargs: Any) -> Graph:
+        """Move to a device and/or floating dtype, as ``Tensor.to`` does (indices keep their dtype)."""
+        x = self.x.to(*args, **kwargs)
+        move = {"device": x.device}
+        return Graph(
+            x,
+            self.edge_index.to(**move),
+            None if self.edge_attr is None else self.edge_attr.to(*args, **kwargs),
+            None if self.graph_of_node is None else self.graph_of_node.to(**move),
+            self.num_graphs,
+            None if self.edge_order is None else self.edge_order.to(**move),
+        )
+
+    def with_features(self, x: Tensor) -> Graph:
+        """The same edges with other node features (same number of nodes)."""
+        if x.shape[0] != self.num_nodes:
+            raise InputError(f"features have {x.shape[0]} rows, the graph has {self.num_nodes} nodes")
+        return Graph(x, self.edge_index, self.edge_attr, self.graph_of_node, self.num_graphs, self.edge_order)
+
+    def __repr__(self) -> str:
+        parts = [f"nodes={self.num_nodes}", f"edges={self.num_edges}", f"features={self.x.shape[1]}"]
+        if self.edge_attr is not None:
+            parts.append(f"edge_features={self.edge_dim}")
+        if self.num_graphs != 1:
+            parts.append(f"graphs={self.num_graphs}")
+        return f"Graph({', '.join(parts)})"
+
+
+# ---------------------------------------------------------------------- checks
+
+
+def _checked_features(x: Any, name: str) -> Tensor:
+    if not isinstance(x, Tensor):
+        raise InputError(f"{name} must be a torch tensor of shape (nodes, features), got {type(x).__name__}")
+    if x.dim() != 2:
+        raise InputError(f"{name} must have shape (nodes, features), got shape {tuple(x.shape)}")
+    if not x.dtype.is_floating_point:
+        raise InputError(f"{name} must be floating point, got {x.dtype}: call .float() first")
+    if x.dtype in (torch.float16, torch.bfloat16):
+        raise InputError(f"{name} is {x.dtype}: equilibria are solved in float32 or float64, convert first")
+    if not bool(torch.isfinite(x).all()):
+        row = int((~torch.isfinite(x)).any(dim=1).nonzero()[0])
+        raise InputError(f"{name} holds NaN or infinity (first in row {row}): clean the features first")
+    return x
+
+
+def _checked_edge_index(edge_index: Any, n: int, device: torch.device) -> Tensor:
+    if not isinstance(edge_index, Tensor):
+        raise InputError(f"edge_index must be a torch tensor of shape (2, edges), got {type(edge_index).__name__}")
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        raise InputError(f"edge_index must have shape (2, edges), got shape {tuple(edge_index.shape)}")
+    if edge_index.dtype not in _INDEX_TYPES:
+        raise InputError(f"edge_index must hold integers (torch.int64), got {edge_index.dtype}")
+    if edge_index.device != device:
+        raise InputError(f"edge_index is on {edge_index.device} but x is on {device}: move one of them")
+    edge_index = edge_index.to(torch.int64)
+    if edge_index.numel():
+        low, high = int(edge_index.min()), int(edge_index.max())
+        if low < 0:
+            raise InputError(f"edge_index holds the negative node number {low}; nodes are numbered 0 to {n - 1}")
+        if high >= n:
+            raise InputError(f"edge_index holds node {high}, but x has only {n} rows (nodes 0 to {n - 1})")
+    return edge_index
+
+
+def _checked_edge_attr(edge_attr: Any, e: int, x: Tensor) -> Tensor:
+    if not isinstance(edge_attr, Tensor):
+        raise InputError(f"edge_attr must be a torch tensor of shape (edges, width), got {type(edge_attr).__name__}")
+    if edge_attr.dim() != 2 or edge_attr.shape[0] != e:
+        raise InputError(
+            f"edge_attr must have shape ({e}, width), one row for each edge, got {tuple(edge_attr.shape)}"
+        )
+    if not edge_attr.dtype.is_floating_point:
+        raise InputError(f"edge_attr must be floating point, got {edge_attr.dtype}: call .float() first")
+    if edge_attr.device != x.device:
+        raise InputError(f"edge_attr is on {edge_attr.device} but x is on {x.device}: move one of them")
+    if not bool(torch.isfinite(edge_attr).all()):
+        row = int((~torch.isfinite(edge_attr)).any(dim=1).nonzero()[0])
+        raise InputError(f"edge_attr holds NaN or infinity (first in row {row}): clean the edge features first")
+    return edge_attr.to(x.dtype)
+
+
+def _checked_batch(
+    batch: Any, n: int, num_graphs: int | None, edge_index: Tensor
+) -> tuple[Tensor | None, int]:
+    if batch is None:
+        if num_graphs not in (None, 1):
+            raise InputError(f"num_graphs={num_graphs} needs a batch vector that says which node is in which graph")
+        return None, 1
+    if not isinstance(batch, Tensor) or batch.shape != (n,) or batch.dtype not in _INDEX_TYPES:
+        got = f"{tuple(batch.shape)} {batch.dtype}" if isinstance(batch, Tensor) else type(batch).__name__
+        raise InputError(f"batch must be an integer tensor of shape ({n},), got {got}")
+    batch = batch.to(torch.int64)
+    if n == 0:
+        return batch, num_graphs or 1
+    if int(batch.min()) < 0 or bool((batch[1:] < batch[:-1]).any()):
+        raise InputError("batch must be non-negative and non-decreasing (as PyG's Batch makes it)")
+    count = int(batch[-1]) + 1
+    if num_graphs is not None:
+        if num_graphs < count:
+            raise InputError(f"batch names graph {count - 1}, but num_graphs is {num_graphs}")
+        count = num_graphs
+    crossing = batch[edge_index[0]] != batch[edge_index[1]]
+    if bool(crossing.any()):
+        edge = int(crossing.nonzero()[0])
+        raise InputError(
+            f"edge {edge} joins nodes {edge_index[0, edge].item()} and {edge_index[1, edge].item()}, which are in "
+            "different graphs of the batch"
+        )
+    return batch, count
