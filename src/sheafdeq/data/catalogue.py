@@ -1,0 +1,105 @@
+"""Every task by name: ``load_task("community", level=7)``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sheafdeq.data.chains import counting, sums
+from sheafdeq.data.community import community
+from sheafdeq.data.coordinates import coordinates
+from sheafdeq.data.task import Task
+from sheafdeq.errors import InputError
+
+__all__ = ["Entry", "entries", "load_task", "task_names"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a listing says of a task before it is loaded."""
+
+    name: str
+    kind: str
+    nodes: int
+    stored_edges: int
+    graphs: int
+    licence: str
+    summary: str
+    build: Callable[..., Task]
+    files: bool = False  # needs files from the data root
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Option names with their defaults."""
+        return {
+            name: parameter.default
+            for name, parameter in inspect.signature(self.build).parameters.items()
+            if name not in ("root", "download")
+        }
+
+
+GENERATED = "none needed (generated)"
+
+_ENTRIES: dict[str, Entry] = {
+    entry.name: entry
+    for entry in [
+        Entry(
+            "community", "node classification", 13_500, 130_780, 9, GENERATED,
+            "three communities, levels 0 (separate) to 10 (every edge crosses)", community,
+        ),
+        Entry(
+            "counting", "node regression", 1_275, 2_450, 50, GENERATED,
+            "chains of 1 to 50 nodes, each node tells the length of its chain", counting,
+        ),
+        Entry(
+            "sums", "node regression", 100_000, 196_000, 2_000, GENERATED,
+            "chains of 50 random bits, each node tells the sum over its chain", sums,
+        ),
+        Entry(
+            "coordinates", "localisation", 30_000, 0, 1_500, GENERATED,
+            "positions in the square from the distances to six neighbours", coordinates,
+        ),
+    ]
+}  # fmt: skip
+
+
+def entries() -> list[Entry]:
+    """All entries, in listing order."""
+    return list(_ENTRIES.values())
+
+
+def task_names() -> list[str]:
+    """All names that :func:`load_task` knows, in listing order."""
+    return list(_ENTRIES)
+
+
+def load_task(
+    name: str,
+    *,
+    level: int | None = None,
+    root: Any = None,
+    download: bool = False,
+    split: int | None = None,
+    **options: Any,
+) -> Task:
+    """Build the task ``name``; unknown names and options raise with the list of known ones.
+
+    ``level`` is the heterophily level of community tasks, ``split`` the number (0 to 9) of a standard split.
+    ``root`` is the data folder (default: ``SHEAFDEQ_DATA``, else ``~/.cache/sheafdeq``); nothing is fetched from
+    the network unless ``download`` is true. Generated tasks read no files.
+    """
+    if name not in _ENTRIES:
+        raise InputError(f"there is no task {name!r}; tasks are {', '.join(_ENTRIES)}")
+    entry = _ENTRIES[name]
+    for key, value in (("level", level), ("split", split)):
+        if value is not None:
+            options[key] = value
+    known = entry.options
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise InputError(f"task {name!r} has no option {', '.join(unknown)}; its options are {', '.join(known)}")
+    if entry.files:
+        options.update(root=root, download=download)
+    return entry.build(**options)
