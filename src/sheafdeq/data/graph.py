@@ -187,14 +187,13 @@ class Graph:
     def to(self, *args: Any, **kwargs: Any) -> Graph:
         """Move to a device and/or floating dtype, as ``Tensor.to`` does (indices keep their dtype)."""
         x = self.x.to(*args, **kwargs)
-        move = {"device": x.device}
         return Graph(
             x,
-            self.edge_index.to(**move),
+            self.edge_index.to(x.device),
             None if self.edge_attr is None else self.edge_attr.to(*args, **kwargs),
-            None if self.graph_of_node is None else self.graph_of_node.to(**move),
+            None if self.graph_of_node is None else self.graph_of_node.to(x.device),
             self.num_graphs,
-            None if self.edge_order is None else self.edge_order.to(**move),
+            None if self.edge_order is None else self.edge_order.to(x.device),
         )
 
     def with_features(self, x: Tensor) -> Graph:

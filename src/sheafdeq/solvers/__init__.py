@@ -1,1 +1,52 @@
-"""solvers"""
+"""Fixed-point solvers. They see a bound callable ``f(state)``, never a graph or a model."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from sheafdeq.errors import InputError
+from sheafdeq.solvers.anderson import Anderson
+from sheafdeq.solvers.iterate import Function, Observer, Stopping, iterate
+from sheafdeq.solvers.picard import Picard
+from sheafdeq.solvers.solution import Solution, Status
+
+__all__ = ["Anderson", "Picard", "Solution", "Solver", "Status", "Stopping", "iterate", "solver_from"]
+
+
+class Solver(Protocol):
+    """Anything that finds (or fails to find, and says so) a fixed point of ``f``."""
+
+    @property
+    def steps(self) -> int:
+        """Step limit."""
+
+    @property
+    def stop_early(self) -> bool:
+        """Whether a graph stops where its residual is within tolerance."""
+
+    def with_steps(self, steps: int) -> Solver:
+        """The same solver with another step limit."""
+
+    def solve(
+        self,
+        function: Function,
+        initial: Tensor,
+        *,
+        graph_of_node: Tensor | None = None,
+        num_graphs: int = 1,
+        observe: Observer | None = None,
+    ) -> Solution:
+        """Iterate ``function`` from ``initial`` and report."""
+
+
+def solver_from(choice: str | Solver | None, steps: int) -> Solver:
+    """A solver object, or one of the names ``picard`` (fixed ``steps``) and ``anderson`` (at most ``steps``)."""
+    if choice is None or choice == "picard":
+        return Picard(steps=steps)
+    if choice == "anderson":
+        return Anderson(steps=steps)
+    if isinstance(choice, str):
+        raise InputError(f"unknown solver {choice!r}: choose 'picard', 'anderson', or pass a solver object")
+    return choice

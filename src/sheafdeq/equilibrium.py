@@ -1,0 +1,196 @@
+"""What every model of this package is: something that turns a :class:`Graph` into an :class:`Output`.
+
+* :class:`GraphModel`: the common face (``run`` for prepared graphs, ``forward`` for tensors, as PyG users write it).
+* :class:`EquilibriumModel`: a recurrence with its solver and its gradient rule.
+* :class:`ExplicitModel`: an ordinary feed-forward network.
+
+Training, diagnostics, certificates and the asynchronous runtime never ask which model they have; they ask only whether it is an
+:class:`EquilibriumModel` when they need its map.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sheafdeq.adjoints import Adjoint, adjoint_from
+from sheafdeq.data.graph import Graph
+from sheafdeq.errors import InputError
+from sheafdeq.solvers import Solution, Solver, solver_from
+from sheafdeq.solvers.iterate import Observer
+
+__all__ = ["EquilibriumModel", "ExplicitModel", "GraphModel", "Output", "Readout"]
+
+
+@dataclass(frozen=True)
+class Output:
+    """Node outputs (n, o) and, for equilibrium models, how the solve ended."""
+
+    logits: Tensor
+    solution: Solution | None = None
+
+
+class Readout(nn.Linear):
+    """A linear readout that accepts the context the contract passes along."""
+
+    def forward(self, state: Tensor, context: Any = None) -> Tensor:
+        """(n, c) -> (n, o)."""
+        return super().forward(state)
+
+
+class GraphModel(nn.Module):
+    """The face all models share."""
+
+    in_channels: int
+    out_channels: int
+    edge_dim: int | None = None
+
+    @abstractmethod
+    def run(self, graph: Graph, **options: Any) -> Output:
+        """Outputs for a checked graph, with the solution where there is one."""
+
+    def forward(
+        self,
+        x: Tensor,
+        edge_index: Tensor,
+        edge_attr: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        return_info: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Node outputs (n, o), or ``(outputs, solution)`` with ``return_info=True``.
+
+        ``x`` (n, f), ``edge_index`` (2, e), ``edge_attr`` (e, d_e), ``batch`` (n,) as in PyG. Further options go to :meth:`run`
+        (for equilibrium models: ``steps=100`` continues past the trained horizon).
+        """
+        output = self.run(Graph.build(x, edge_index, edge_attr, batch), **options)
+        return (output.logits, output.solution) if return_info else output.logits
+
+    def project(self) -> None:
+        """Restore parameter constraints; the trainer calls it after every optimiser step."""
+
+    def check(self, graph: Graph) -> None:
+        """Raise :class:`InputError` when the graph's features do not fit this model."""
+        if graph.x.shape[1] != self.in_channels:
+            raise InputError(f"the graph has {graph.x.shape[1]} node features, the model was made for {self.in_channels}")
+        wanted = self.edge_dim or 0
+        if graph.edge_dim != wanted and self._uses_edge_features():
+            if wanted and graph.edge_attr is None:
+                raise InputError(f"the model needs edge_attr of width {wanted}, the graph has none")
+            hint = "make the model with edge_dim=" + str(graph.edge_dim) if not wanted else f"give width {wanted}"
+            raise InputError(f"the graph has edge features of width {graph.edge_dim}, the model takes {wanted}: {hint}")
+        parameter = next(self.parameters(), None)
+        if parameter is not None and parameter.dtype != graph.x.dtype:
+            raise InputError(
+                f"the features are {graph.x.dtype}, the model is {parameter.dtype}: use model.double() or x.float()"
+            )
+        if parameter is not None and parameter.device != graph.x.device:
+            raise InputError(f"the features are on {graph.x.device}, the model is on {parameter.device}: move one of them")
+
+    def _uses_edge_features(self) -> bool:
+        """Models that ignore edge features on purpose override this."""
+        return True
+
+    def num_parameters(self) -> int:
+        """Number of trainable parameters."""
+        return sum(p.numel() for p in self.parameters() if p.requires_grad)
+
+
+class ExplicitModel(GraphModel):
+    """A feed-forward network: implement :meth:`logits`."""
+
+    @abstractmethod
+    def logits(self, graph: Graph) -> Tensor:
+        """(n, o)."""
+
+    def run(self, graph: Graph, **options: Any) -> Output:
+        """Outputs; a feed-forward network has no solution to report."""
+        if options:
+            raise InputError(f"{type(self).__name__} is feed-forward and takes no solver options, got {sorted(options)}")
+        self.check(graph)
+        return Output(self.logits(graph))
+
+
+class EquilibriumModel(GraphModel):
+    """A recurrence, its solver and its gradient rule.
+
+    A model of your own subclasses this and provides ``prepare``, ``initial_state``, ``step`` and ``readout`` (a method, or a
+    :class:`Readout` submodule); see ``docs/adding_a_model.md``. ``local_step`` makes it run asynchronously.
+    """
+
+    solver: Solver
+    adjoint: Adjoint
+
+    def __init__(self, *, steps: int = 20, solver: str | Solver | None = None, gradient: str | Adjoint = "unrolled") -> None:
+        super().__init__()
+        self.solver = solver_from(solver, steps)
+        self.adjoint = adjoint_from(gradient)
+
+    @property
+    def steps(self) -> int:
+        """The trained horizon (step limit of the solver)."""
+        return self.solver.steps
+
+    @abstractmethod
+    def prepare(self, graph: Graph) -> Any:
+        """Everything constant during one solve, as a frozen dataclass."""
+
+    @abstractmethod
+    def initial_state(self, context: Any) -> Tensor:
+        """(n, c) the default start."""
+
+    @abstractmethod
+    def step(self, state: Tensor, context: Any) -> Tensor:
+        """(n, c) -> (n, c), pure."""
+
+    def gathered_step(self, own: Tensor, table: Tensor, index: Tensor, context: Any) -> Tensor:
+        """``local_step`` with edge k reading ``table[index[k]]``; override where transforming the table first is cheaper."""
+        return self.local_step(own, table[index], context)  # type: ignore[operator]
+
+    def solve(
+        self,
+        context: Any,
+        graph: Graph,
+        *,
+        steps: int | None = None,
+        initial_state: Tensor | None = None,
+        solver: Solver | None = None,
+        adjoint: Adjoint | None = None,
+        observe: Observer | None = None,
+    ) -> Solution:
+        """Iterate the prepared map. Closed-form and optimisation models override this."""
+        solver = solver if solver is not None else self.solver
+        if steps is not None:
+            solver = solver.with_steps(steps)
+        start = self.initial_state(context) if initial_state is None else initial_state
+        expected = (graph.num_nodes,)
+        if start.shape[:1] != expected:
+            raise InputError(f"the initial state has {start.shape[0]} rows, the graph has {graph.num_nodes} nodes")
+
+        def function(state: Tensor) -> Tensor:
+            return self.step(state, context)
+
+        options: dict[str, Any] = {
+            "graph_of_node": graph.graph_of_node,
+            "num_graphs": graph.num_graphs,
+            "observe": observe,
+        }
+        if not torch.is_grad_enabled():
+            return solver.solve(function, start, **options)
+        return (adjoint or self.adjoint).solve(function, start, solver, **options)
+
+    def run(self, graph: Graph, **options: Any) -> Output:
+        """Solve on a checked graph and read out.
+
+        Options: ``steps`` (continue past, or stop before, the trained horizon), ``initial_state`` (n, c), ``solver``,
+        ``adjoint``, ``observe`` (called with every state).
+        """
+        self.check(graph)
+        context = self.prepare(graph)
+        solution = self.solve(context, graph, **options)
+        return Output(self.readout(solution.value, context), solution)  # type: ignore[operator]

@@ -1,0 +1,188 @@
+"""SheafDEQ: a graph equilibrium with adaptive, signed, matrix-valued sheaf propagation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sheafdeq.adjoints import Adjoint
+from sheafdeq.data.graph import Graph
+from sheafdeq.equilibrium import EquilibriumModel, Readout
+from sheafdeq.errors import InputError
+from sheafdeq.models.operator import SheafOperator
+from sheafdeq.models.restriction import FirstLayer, checked_norm_order, map_generator, normalise_rows, restriction_maps
+from sheafdeq.recurrence import Incidence, edge_field, node_field
+from sheafdeq.solvers import Solver
+
+__all__ = ["SheafContext", "SheafDEQ"]
+
+
+@dataclass(frozen=True, eq=False)
+class SheafContext:
+    """What stays constant during one solve."""
+
+    incidence: Incidence
+    drive: Tensor = node_field()  # (n, c) B(X) >= 0
+    edge_hidden: Tensor | None = edge_field(default=None)  # (e, 2h) first-layer contribution of the edge features
+
+
+class SheafDEQ(EquilibriumModel):
+    r"""The state decides restriction maps on every edge, the maps decide a sheaf operator, the operator acts on the state.
+
+    .. math::
+        H^\star = \tanh\bigl(P_{F(H^\star)} (I_n \otimes W_1) H^\star W_2\bigr) + \beta + B(X)
+
+    with :math:`P_F = I - D^{-1/2} L_F D^{-1/2}` the scalar-degree-normalised sheaf propagation
+    (:class:`~sheafdeq.models.operator.SheafOperator`), :math:`F(H)` the maps inferred from the row-normalised state
+    (:mod:`~sheafdeq.models.restriction`) and :math:`B(X) = \mathrm{ReLU}(X A + b)` the drive.
+
+    The published well-posedness theorem for this update does not hold as stated (``docs/theory.md`` has the counterexample): whether
+    the equilibrium is unique and reached is a property of the trained weights. The solution's status reports what happened;
+    ``sheafdeq certify`` says what can be proved.
+
+    Parameters (state-dict names in brackets): drive [``drive``], generators of the maps [``source_maps``, ``target_maps``],
+    stalk mixing W_1 (d x d) [``stalk_mixing``], channel mixing W_2 (q x q) [``channel_mixing``], readout [``readout``].
+
+    Args:
+        in_channels: width f of the node features.
+        out_channels: width o of the outputs.
+        stalk_dim: stalk dimension d.
+        channels: feature channels q; the state has c = d*q entries a node, coordinate-major.
+        shift: beta > 1 keeps every iterate positive.
+        steps: Picard steps of the trained horizon K.
+        edge_dim: width of the edge features, which enter the map generators; None without.
+        pre_norm: row-normalise the state before the generators (False is the paper's ablation).
+        norm_order: p in [1, inf] of that normalisation.
+        solver: ``None``/``"picard"`` (exactly ``steps`` steps), ``"anderson"``, or a solver object.
+        gradient: ``"unrolled"`` (the paper's), ``"implicit"``, ``"truncated:k"``, or an adjoint object.
+
+    Shapes: x (n, f), edge_index (2, e), edge_attr (e, edge_dim), output (n, o).
+
+    Invariants (each a test): maps do not change when the state is scaled; with ``pre_norm`` the propagation is positively
+    homogeneous; every iterate after the first lies in [beta - 1, beta + 1 + B(X)]; node permutations commute with the step;
+    a batch gives each graph what it would get alone.
+
+    Special graphs: an isolated node receives nothing and its diagonal block is the identity; self-loops and duplicate edges count
+    as stored edges; directed input is used as given (degrees count incoming edges). A graph without nodes gives an empty output.
+
+    Reference: Bourgerie, Girdzijauskas, Fodor, "Fixed Points Without Fixed Diffusion", 2026.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        stalk_dim: int = 3,
+        channels: int = 16,
+        *,
+        shift: float = 1.3,
+        steps: int = 20,
+        edge_dim: int | None = None,
+        pre_norm: bool = True,
+        norm_order: float = 2,
+        solver: str | Solver | None = None,
+        gradient: str | Adjoint = "unrolled",
+    ) -> None:
+        super().__init__(steps=steps, solver=solver, gradient=gradient)
+        for name, value in (
+            ("in_channels", in_channels),
+            ("out_channels", out_channels),
+            ("stalk_dim", stalk_dim),
+            ("channels", channels),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InputError(f"{name} must be a positive integer, got {value!r}")
+        if edge_dim is not None and (isinstance(edge_dim, bool) or not isinstance(edge_dim, int) or edge_dim < 0):
+            raise InputError(f"edge_dim must be a non-negative integer or None, got {edge_dim!r}")
+        if not float(shift) > 1.0 or float(shift) == float("inf"):
+            raise InputError(f"shift must be a finite number above 1 (it keeps the state positive), got {shift!r}")
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.stalk_dim, self.channels = stalk_dim, channels
+        self.shift = float(shift)
+        self.edge_dim = edge_dim or None
+        self.pre_norm = bool(pre_norm)
+        self.norm_order = checked_norm_order(norm_order)
+        c = stalk_dim * channels
+        self.drive = nn.Linear(in_channels, c)
+        self.source_maps = map_generator(c, edge_dim or 0, stalk_dim)
+        self.target_maps = map_generator(c, edge_dim or 0, stalk_dim)
+        self.stalk_mixing = nn.Parameter(torch.empty(stalk_dim, stalk_dim))
+        self.channel_mixing = nn.Parameter(torch.empty(channels, channels))
+        self.readout = Readout(c, out_channels)
+        self.reset_parameters()
+
+    @property
+    def width(self) -> int:
+        """State width c = d*q."""
+        return self.stalk_dim * self.channels
+
+    def reset_parameters(self) -> None:
+        """Xavier uniform for every matrix, zero for every bias."""
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.xavier_uniform_(parameter)
+            else:
+                nn.init.zeros_(parameter)
+
+    # ------------------------------------------------------------------ the contract
+
+    def prepare(self, graph: Graph) -> SheafContext:
+        """Drive, incidence, and the edge features' share of the first generator layer."""
+        edge_hidden = None
+        if graph.edge_attr is not None:
+            edge_hidden = graph.edge_attr @ self._first_layer().edge.T
+        return SheafContext(Incidence.of(graph), self.drive(graph.x).relu(), edge_hidden)
+
+    def initial_state(self, context: SheafContext) -> Tensor:
+        """All ones, each row scaled to unit Euclidean norm: 1/sqrt(c)."""
+        return torch.full_like(context.drive, self.width**-0.5)
+
+    def step(self, state: Tensor, context: SheafContext) -> Tensor:
+        """T(H) = tanh(P_{F(H)} (I (x) W_1) H W_2) + beta + B."""
+        return self.gathered_step(state, state, context.incidence.source, context)
+
+    def local_step(self, own: Tensor, received: Tensor, context: SheafContext) -> Tensor:
+        """The same update with edge k reading the source state ``received[k]``."""
+        return self.gathered_step(own, received, torch.arange(len(received), device=own.device), context)
+
+    def gathered_step(self, own: Tensor, table: Tensor, index: Tensor, context: SheafContext) -> Tensor:
+        """The same update with edge k reading ``table[index[k]]``: the table is projected before it is gathered."""
+        operator = self._operator(own, table, index, context)
+        received = self._values(table)[index]
+        return torch.tanh(operator.apply(self._values(own), received).reshape(own.shape)) + self.shift + context.drive
+
+    # ------------------------------------------------------------------ the sheaf
+
+    def operator(self, state: Tensor, context: SheafContext) -> SheafOperator:
+        """The sheaf operator the state decides: P_{F(H)}."""
+        return self._operator(state, state, context.incidence.source, context)
+
+    def _operator(self, own: Tensor, table: Tensor, index: Tensor, context: SheafContext) -> SheafOperator:
+        first = self._first_layer()
+        source_hidden = (self._normalised(table) @ first.source.T)[index]
+        target_hidden = (self._normalised(own) @ first.target.T + first.bias)[context.incidence.target]
+        maps = restriction_maps(
+            self.source_maps, self.target_maps, source_hidden, target_hidden, context.edge_hidden, self.stalk_dim
+        )
+        return SheafOperator(context.incidence, *maps)
+
+    def _normalised(self, state: Tensor) -> Tensor:
+        return normalise_rows(state, self.stalk_dim, self.channels, self.norm_order) if self.pre_norm else state
+
+    def _values(self, state: Tensor) -> Tensor:
+        """(rows, c) -> (rows, d, q): W_1 H_v W_2."""
+        return self.stalk_mixing @ state.view(-1, self.stalk_dim, self.channels) @ self.channel_mixing
+
+    def _first_layer(self) -> FirstLayer:
+        return FirstLayer(self.source_maps, self.target_maps, self.width)
+
+    def __repr__(self) -> str:
+        extra = "" if self.pre_norm else ", pre_norm=False"
+        if self.edge_dim:
+            extra += f", edge_dim={self.edge_dim}"
+        return (
+            f"SheafDEQ({self.in_channels}, {self.out_channels}, stalk_dim={self.stalk_dim}, channels={self.channels}, "
+            f"shift={self.shift:g}, steps={self.steps}{extra})"
+        )
