@@ -38,8 +38,8 @@ class SheafDEQ(EquilibriumModel):
     (:class:`~sheafdeq.models.operator.SheafOperator`), :math:`F(H)` the maps inferred from the row-normalised state
     (:mod:`~sheafdeq.models.restriction`) and :math:`B(X) = \mathrm{ReLU}(X A + b)` the drive.
 
-    The published well-posedness theorem for this update does not hold as stated (``docs/theory.md`` has the counterexample): whether
-    the equilibrium is unique and reached is a property of the trained weights. The solution's status reports what happened;
+    The published well-posedness theorem for this update does not hold as stated (``docs/theory.md`` has the counterexample):
+    whether the equilibrium is unique and reached is a property of the trained weights. The solution's status reports what happened;
     ``sheafdeq certify`` says what can be proved.
 
     Parameters (state-dict names in brackets): drive [``drive``], generators of the maps [``source_maps``, ``target_maps``],
