@@ -87,8 +87,8 @@ def load_task(
     """Build the task ``name``; unknown names and options raise with the list of known ones.
 
     ``level`` is the heterophily level of community tasks, ``split`` the number (0 to 9) of a standard split.
-    ``root`` is the data folder (default: ``SHEAFDEQ_DATA``, else ``~/.cache/sheafdeq``); nothing is fetched from
-    the network unless ``download`` is true. Generated tasks read no files.
+    ``root`` is the data folder (default: ``SHEAFDEQ_DATA``, else ``~/.cache/sheafdeq``); nothing is fetched
+    from the network unless ``download`` is true. Generated tasks read no files.
     """
     if name not in _ENTRIES:
         raise InputError(f"there is no task {name!r}; tasks are {', '.join(_ENTRIES)}")

@@ -1,12 +1,13 @@
 """Counting and Sums: facts about a whole chain that every one of its nodes must report.
 
-* **Counting**: chains of 1, 2, ..., ``chains`` nodes; the target at a node is the number of nodes of its chain. The
-  paper asks for "degree-based" features and prints no formula: here the degree itself (0, 1 or 2) by default, or
-  its one-hot code with ``features="one-hot"``.
-* **Sums**: ``chains`` chains of ``length`` nodes with fair binary features; the target is the chain's sum of features.
+* **Counting**: chains of 1, 2, ..., ``chains`` nodes; the target at a node is the number of nodes of its
+  chain. The paper asks for "degree-based" features and prints no formula: here the degree itself (0, 1 or 2)
+  by default, or its one-hot code with ``features="one-hot"``.
+* **Sums**: ``chains`` chains of ``length`` nodes with fair binary features; the target is the chain's sum of
+  features.
 
-Both are transductive: one graph, node masks 60/20/20 from one permutation. Targets are divided by the mean raw target
-of the training nodes (see :class:`~sheafdeq.data.objective.Regression`).
+Both are transductive: one graph, node masks 60/20/20 from one permutation. Targets are divided by the mean
+raw target of the training nodes (see :class:`~sheafdeq.data.objective.Regression`).
 """
 
 from __future__ import annotations

@@ -1,22 +1,25 @@
 """Community detection at heterophily levels 0 to 10, with the paper's sizes as defaults.
 
-One graph: ``nodes`` in equal blocks, one for each community c, features x = mean_c + noise * N(0, I_2) with means on
-a staircase (0,0), (0,1), (1,1), (1,2), ...; at level 0 every community is its own union-symmetrised k-nearest-
-neighbour graph in feature space. Level L replaces int(0.1 L |E|) of the |E| undirected edges:
+One graph: ``nodes`` in equal blocks, one for each community c, features x = mean_c + noise * N(0, I_2) with
+means on a staircase (0,0), (0,1), (1,1), (1,2), ...; at level 0 every community is its own union-symmetrised
+k-nearest- neighbour graph in feature space. Level L replaces int(0.1 L |E|) of the |E| undirected edges:
 
 * ``rewiring="released"`` (default): the rule of the generator published with Deep Neural Sheaf Diffusion
-  (Bourgerie et al.). Edges are removed uniformly and as many are added between two different communities, both ends
-  uniform, no duplicates. Random numbers are consumed exactly as that generator consumes them, so the graphs are the
-  published ones edge for edge; see :class:`_ReleasedStream`. Levels are drawn anew from level 0 (seed + L), not nested.
-* ``rewiring="keep-endpoint"``: the paper's prose. Each chosen edge keeps one end and its other end moves to a uniform
-  node of another community; level L contains the rewired edges of level L - 1.
+  (Bourgerie et al.). Edges are removed uniformly and as many are added between two different communities,
+  both ends uniform, no duplicates. Random numbers are consumed exactly as that generator consumes them, so
+  the graphs are the published ones edge for edge; see :class:`_ReleasedStream`. Levels are drawn anew from
+  level 0 (seed + L), not nested.
+* ``rewiring="keep-endpoint"``: the paper's prose. Each chosen edge keeps one end and its other end moves to a
+  uniform node of another community; level L contains the rewired edges of level L - 1.
 
-The means (0,0), (1,0), (0,1) printed in the paper differ from the published (0,0), (0,1), (1,1) by a rigid motion.
+The means (0,0), (1,0), (0,1) printed in the paper differ from the published (0,0), (0,1), (1,1) by a rigid
+motion.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 import torch
@@ -143,18 +146,17 @@ def _rewire_released(edges: np.ndarray, size: int, communities: int, level: int,
     if count == 0:
         return edges
     _check_room(count, size, communities)
-    state = np.random.RandomState(seed + level)  # noqa: NPY002 - the published graphs come from this very stream
-    # The published generator removes by position in list(set of (low, high) tuples); CPython hashes integers without
-    # a salt, so that order is a function of the edges alone. Sets are filled here at C speed.
-    order = list(set(zip(edges[:, 0].tolist(), edges[:, 1].tolist(), strict=True)))
-    removed = np.fromiter(
-        (order[position][0] * n + order[position][1] for position in state.permutation(total)[:count].tolist()),
-        dtype=np.int64,
-        count=count,
-    )
-    del order
+    state = np.random.RandomState(seed + level)  # legacy on purpose: the published graphs come from this stream
+    # The published generator removes by position in list(set of (low, high) tuples). CPython hashes integers
+    # without a salt, so that order is a function of the edges alone; the set is filled and read at C speed.
+    pairs = set(zip(edges[:, 0].tolist(), edges[:, 1].tolist(), strict=True))
+    order = np.fromiter(chain.from_iterable(pairs), dtype=np.int64, count=2 * total).reshape(total, 2)
+    del pairs
+    removed = order[state.permutation(total)[:count]]
     keys = edges[:, 0] * n + edges[:, 1]
-    remaining = keys[~np.isin(keys, removed)]  # all inside communities: no new edge can coincide with one of them
+    kept = np.ones(total, dtype=bool)
+    kept[np.searchsorted(keys, removed[:, 0] * n + removed[:, 1])] = False
+    remaining = keys[kept]  # all inside communities, so no new edge can coincide with one of them
     added = _ReleasedStream(state, size, communities).cross_pairs(count)
     keys = np.sort(np.concatenate([remaining, added]))
     return np.column_stack([keys // n, keys % n])
@@ -163,12 +165,13 @@ def _rewire_released(edges: np.ndarray, size: int, communities: int, level: int,
 class _ReleasedStream:
     """Cross-community pairs from a Mersenne Twister, in exactly the order a call-by-call program would draw them.
 
-    The published program repeats: two distinct communities as the first two entries of a shuffled range(C), then a
-    uniform member of each. Every one of these bounded draws takes 32-bit words, masks them to the next power of two
-    and rejects values above its bound, so how many words an attempt takes depends on the words. That makes the parse
-    an automaton with C + 1 states (C - 1 shuffle draws, then two members) that moves on when a word is accepted.
-    It is run over all words at once: the words are cut into blocks, each block is walked from every state, the blocks
-    are chained, and each is walked once more from its true state. The work is O(words), in array operations.
+    The published program repeats: two distinct communities as the first two entries of a shuffled range(C),
+    then a uniform member of each. Every one of these bounded draws takes 32-bit words, masks them to the next
+    power of two and rejects values above its bound, so how many words an attempt takes depends on the words.
+    That makes the parse an automaton with C + 1 states (C - 1 shuffle draws, then two members) that moves on
+    when a word is accepted. It is run over all words at once: the words are cut into blocks, each block is
+    walked from every state, the blocks are chained, and each is walked once more from its true state. The
+    work is O(words), in array operations.
     """
 
     def __init__(self, state: np.random.RandomState, size: int, communities: int) -> None:
@@ -184,9 +187,9 @@ class _ReleasedStream:
             more = self.state.randint(0, 2**32, size=wanted, dtype=np.uint32)
             words = np.concatenate([words, more])
             keys = self._keys(self._accepted(words))
-            _, first = np.unique(keys, return_index=True)
+            first = np.flatnonzero(_first_occurrence(keys))
             if len(first) >= count:
-                return keys[np.sort(first)[:count]]
+                return keys[first[:count]]
             wanted = len(words)  # too many repeats: read on and parse again
 
     def _accepted(self, words: np.ndarray) -> np.ndarray:
@@ -253,14 +256,26 @@ def _rewire_keep_endpoint(edges: np.ndarray, size: int, communities: int, level:
             block = kept[pending] // size * size
             other = np.where(other >= block, other + size, other)
             fresh[pending] = np.minimum(kept[pending], other) * n + np.maximum(kept[pending], other)
-            _, first = np.unique(fresh, return_index=True)
-            repeated = np.ones(len(chosen), dtype=bool)
-            repeated[first] = False
-            pending = np.flatnonzero(repeated | np.isin(fresh, added))
+            pending = np.flatnonzero(~_first_occurrence(fresh) | _contains(added, fresh))
             if len(pending) == 0:
                 break
         else:
             raise InputError("some node has no free cross-community partner left: use more nodes or a smaller k")
-        added = np.concatenate([added, fresh])
+        added = np.sort(np.concatenate([added, fresh]))
     keys = np.sort(np.concatenate([np.delete(keys, order[: int(total * level * 0.1)]), added]))
     return np.column_stack([keys // n, keys % n])
+
+
+def _first_occurrence(keys: np.ndarray) -> np.ndarray:
+    """(m,) bool: no earlier entry has the same key."""
+    order = np.argsort(keys, kind="stable")
+    first = np.ones(len(keys), dtype=bool)
+    first[order[1:]] = keys[order[1:]] != keys[order[:-1]]
+    return first
+
+
+def _contains(ordered: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """(m,) bool: the key is in the sorted array ``ordered``."""
+    if len(ordered) == 0:
+        return np.zeros(len(keys), dtype=bool)
+    return ordered[np.searchsorted(ordered, keys).clip(max=len(ordered) - 1)] == keys

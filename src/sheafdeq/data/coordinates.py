@@ -1,9 +1,10 @@
 """Coordinates: find positions for 20 nodes from the distances along the edges of their neighbour graph.
 
-Every graph places ``nodes`` points uniformly in the unit square and joins each to its ``k`` nearest (union-symmetrised).
-Node features are one-hot identifiers, the edge feature is the Euclidean distance, which is also what predicted
-positions are judged by (:class:`~sheafdeq.data.objective.EdgeDistance`). The paper does not print k; 6 reproduces the
-losses of its feature-only models, and makes nearly every graph connected. Splits are over graphs, 60/20/20.
+Every graph places ``nodes`` points uniformly in the unit square and joins each to its ``k`` nearest
+(union-symmetrised). Node features are one-hot identifiers, the edge feature is the Euclidean distance, which
+is also what predicted positions are judged by (:class:`~sheafdeq.data.objective.EdgeDistance`). The paper
+does not print k; 6 reproduces the losses of its feature-only models, and makes nearly every graph connected.
+Splits are over graphs, 60/20/20.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ def coordinates(*, graphs: int = 1500, nodes: int = 20, k: int = 6, seed: int = 
 def batched_neighbours(points: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Union-symmetrised k-nearest-neighbour graphs of many small point sets.
 
-    ``points`` (g, n, 2) gives ``adjacency`` (g, n, n) bool, symmetric without loops, and ``distance`` (g, n, n).
-    Equal distances are told apart by node number.
+    ``points`` (g, n, 2) gives ``adjacency`` (g, n, n) bool, symmetric without loops, and ``distance`` (g, n,
+    n). Equal distances are told apart by node number.
     """
     g, n, _ = points.shape
     distance = np.sqrt(((points[:, :, None] - points[:, None]) ** 2).sum(axis=-1))

@@ -29,5 +29,6 @@ def neighbour_pairs(points: np.ndarray, k: int) -> np.ndarray:
 def unordered_pairs(pairs: np.ndarray, n: int) -> np.ndarray:
     """The distinct unordered pairs {u, v}, u < v, sorted, of the (m, 2) ``pairs``: the symmetrised union."""
     low, high = pairs.min(axis=1), pairs.max(axis=1)
-    keys = np.unique(low * np.int64(n) + high)
+    keys = np.sort(low * np.int64(n) + high)
+    keys = keys[np.append(True, keys[1:] != keys[:-1])] if len(keys) else keys
     return np.column_stack([keys // n, keys % n])

@@ -8,7 +8,7 @@ the split itself, and answers with a differentiable loss or with plain numbers. 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -47,6 +47,13 @@ class Objective(ABC):
     def constant_outputs(self, train: Split, split: Split) -> Tensor:
         """(n, o) outputs of the best predictor that ignores the input, fitted on ``train``."""
 
+    @abstractmethod
+    def constant_over_all(self, splits: Sequence[Split]) -> dict[str, float]:
+        """Score metric of the constant predictor fitted to and judged on all scored rows of all splits together.
+
+        This is the figure to hold against published constants; it does not depend on how the rows were split.
+        """
+
 
 @dataclass(frozen=True)
 class Classification(Objective):
@@ -79,9 +86,7 @@ class Classification(Objective):
 
     def _select(self, outputs: Tensor, split: Split) -> tuple[Tensor, Tensor]:
         _check_outputs(outputs, split.graph.num_nodes, self.classes)
-        if split.mask is None:
-            return outputs, split.target
-        return outputs[split.mask], split.target[split.mask]
+        return outputs if split.mask is None else outputs[split.mask], split.scored_target
 
     def loss(self, outputs: Tensor, split: Split) -> Tensor:
         """Mean cross entropy over the split's rows."""
@@ -105,9 +110,16 @@ class Classification(Objective):
 
     def constant_outputs(self, train: Split, split: Split) -> Tensor:
         """Logarithm of the training class frequencies (its argmax is the majority class)."""
-        target = train.target if train.mask is None else train.target[train.mask]
+        target = train.scored_target
         counts = torch.bincount(target, minlength=self.classes).double()
         return (counts.clamp(min=0.5) / counts.sum()).log().expand(split.graph.num_nodes, -1)
+
+    def constant_over_all(self, splits: Sequence[Split]) -> dict[str, float]:
+        """Share of the majority class, or one half for ROC-AUC."""
+        if self.metric == "roc_auc":
+            return {"roc_auc": 0.5}
+        counts = torch.bincount(torch.cat([split.scored_target for split in splits]))
+        return {"accuracy": counts.max().item() / counts.sum().item()}
 
 
 @dataclass(frozen=True)
@@ -122,9 +134,7 @@ class GraphClassification(Classification):
         sums = outputs.new_zeros(graph.num_graphs, self.classes).index_add(0, graph.graph_ids, outputs)
         sizes = torch.bincount(graph.graph_ids, minlength=graph.num_graphs).clamp(min=1)
         pooled = sums / sizes.to(outputs.dtype).unsqueeze(1)
-        if split.mask is None:
-            return pooled, split.target
-        return pooled[split.mask], split.target[split.mask]
+        return pooled if split.mask is None else pooled[split.mask], split.scored_target
 
 
 @dataclass(frozen=True)
@@ -150,9 +160,7 @@ class Regression(Objective):
 
     def _select(self, outputs: Tensor, split: Split) -> tuple[Tensor, Tensor]:
         _check_outputs(outputs, split.graph.num_nodes, self.width)
-        if split.mask is None:
-            return outputs, split.target
-        return outputs[split.mask], split.target[split.mask]
+        return outputs if split.mask is None else outputs[split.mask], split.scored_target
 
     def loss(self, outputs: Tensor, split: Split) -> Tensor:
         """Mean squared error in units of the training mean."""
@@ -173,8 +181,13 @@ class Regression(Objective):
 
     def constant_outputs(self, train: Split, split: Split) -> Tensor:
         """The training mean (one, in its own units) at every node."""
-        target = train.target if train.mask is None else train.target[train.mask]
+        target = train.scored_target
         return target.double().mean(dim=0).expand(split.graph.num_nodes, -1)
+
+    def constant_over_all(self, splits: Sequence[Split]) -> dict[str, float]:
+        """Standard deviation of all targets over their mean."""
+        target = torch.cat([split.scored_target for split in splits]).double()
+        return {"relative_rmse": (target.std(correction=0) / target.mean()).item()}
 
 
 @dataclass(frozen=True)
@@ -215,6 +228,11 @@ class EdgeDistance(Objective):
     def constant_outputs(self, train: Split, split: Split) -> Tensor:
         """All nodes at the origin."""
         return torch.zeros(split.graph.num_nodes, self.width, dtype=torch.float64)
+
+    def constant_over_all(self, splits: Sequence[Split]) -> dict[str, float]:
+        """Mean squared length of all stored edges."""
+        lengths = torch.cat([split.scored_target for split in splits]).double()
+        return {"edge_distance_loss": lengths.square().mean().item()}
 
 
 def roc_auc(decision: Tensor, target: Tensor) -> float:

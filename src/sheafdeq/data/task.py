@@ -40,8 +40,8 @@ class Dimensions:
 class Split:
     """One evaluation set.
 
-    Several splits of a transductive task hold the *same* ``graph`` object, so a trainer can run its model once
-    for each distinct graph and read every split from that one output.
+    Several splits of a transductive task hold the *same* ``graph`` object, so a trainer can run its model
+    once for each distinct graph and read every split from that one output.
     """
 
     graph: Graph
@@ -52,6 +52,11 @@ class Split:
     def size(self) -> int:
         """Number of rows that are scored."""
         return int(self.mask.sum()) if self.mask is not None else self.target.shape[0]
+
+    @cached_property
+    def scored_target(self) -> Tensor:
+        """The rows of ``target`` that are scored."""
+        return self.target if self.mask is None else self.target[self.mask]
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,14 +158,19 @@ class Task:
         """Metrics of the constant predictor on the test split, to be printed beside every result."""
         return self.constant_metrics(self.test)
 
+    @cached_property
+    def constant_over_all(self) -> dict[str, float]:
+        """The constant predictor fitted to and judged on all rows: the figure to hold against publications."""
+        return self.objective.constant_over_all(list(self.splits.values()))
+
     # ------------------------------------------------------------------ identity and description
 
     @cached_property
     def digest(self) -> str:
         """SHA-256 over the defining options and every tensor, bytes in a fixed order.
 
-        Tensors are hashed as little-endian contiguous bytes behind a header with name, type and shape, split by
-        split; a graph that several splits share is hashed once and referred to by number.
+        Tensors are hashed as little-endian contiguous bytes behind a header with name, type and shape, split
+        by split; a graph that several splits share is hashed once and referred to by number.
         """
         hasher = hashlib.sha256()
         hasher.update(json.dumps([self.name, dict(self.options)], sort_keys=True).encode())
@@ -205,6 +215,7 @@ class Task:
                 }
                 for name, split in self.splits.items()
             },
+            "constant_over_all": self.constant_over_all,
             "degree": degree_figures(self.graphs),
             "homophily": self.homophily,
             "digest": self.digest,
