@@ -4,7 +4,7 @@
     m(beta)  = sup over a, b >= 0 of (a sech^2 a + b sech^2 b) / (beta + tanh a - tanh b)         (split form)
 
 Both are computed through their inverses, because those separate into one-dimensional suprema with a single
-critical point each (``docs/theory.md``, Lemmas 6 and 7):
+critical point each (``docs/theory.md``, Lemmas 8 and 9):
 
     mu(beta) <= r  <=>  beta >= B(r),                B(r) = sup over b >= 0 of  b sech^2(b) / r + tanh b
     m(beta)  <= r  <=>  beta >= A(r) + B(r),         A(r) = sup over a >= 0 of  a sech^2(a) / r - tanh a
@@ -12,19 +12,23 @@ critical point each (``docs/theory.md``, Lemmas 6 and 7):
 B is attained where ``2 b tanh b = 1 + r``; A where ``2 a tanh a = 1 - r`` if r < 1, and A = 0 otherwise. So
 both coefficients fall below one at the same shift, the root of ``s tanh s = 1``: beta_0 = 1.19967864...
 
+Three relatives (Lemma 10): ``mu_positive`` restricts mu to t >= 0 (nonnegative propagation); ``m_rational`` and ``m_balance``
+belong to two other gates of the repaired update and have closed forms.
+
 No grid and no libm: every bound is proved in directed decimal arithmetic (:mod:`.enclosure`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from decimal import Context, Decimal, localcontext
 from functools import lru_cache
 
 from sheafdeq.errors import InputError
 from sheafdeq.theory.enclosure import DOWN, UP, Enclosure, outward, tanh_bounds
 
-__all__ = ["m", "mu", "shift_for_m", "shift_for_mu", "threshold_shift"]
+__all__ = ["m", "m_balance", "m_rational", "mu", "mu_positive", "shift_for_m", "shift_for_mu", "threshold_shift"]
 
 _Bounds = tuple[Decimal, Decimal]
 _ZERO, _ONE, _TWO = Decimal(0), Decimal(1), Decimal(2)
@@ -35,28 +39,46 @@ def mu(beta: float) -> Enclosure:
     """Enclosure of mu(beta), the scalar coefficient of ``tanh + beta``, for ``beta > 1``.
 
     Strong and ordinary subhomogeneity coincide for a scalar map; for the signed sheaf update mu bounds only
-    the change under scaling (Lemma 6, Theorem 9).
+    the change under scaling (Lemmas 7, 8 and 12; Theorem 13).
     """
-    return _coefficient(_checked_shift(beta), split=False)
+    return _coefficient(_checked_shift(beta), _negative_branch)
 
 
 def m(beta: float) -> Enclosure:
-    """Enclosure of m(beta), the coefficient of ``tanh(a) - tanh(b) + beta`` with ``a, b >= 0`` (Lemma 7).
+    """Enclosure of m(beta), the coefficient of ``tanh(a) - tanh(b) + beta`` with ``a, b >= 0`` (Lemma 9).
 
-    The repaired update contracts the Thompson metric with m(beta) when its maps are fixed (Theorem 14).
+    The repaired update contracts the Thompson metric with m(beta) when its maps are fixed (Corollary 19).
     ``mu(beta) <= m(beta)``, with equality exactly when ``beta <= threshold_shift()``.
     """
-    return _coefficient(_checked_shift(beta), split=True)
+    return _coefficient(_checked_shift(beta), _both_branches)
+
+
+def mu_positive(beta: float) -> Enclosure:
+    """Enclosure of ``sup over t >= 0 of t sech^2(t) / (beta + tanh t)``: the rate of a nonnegative propagation (Lemma 10)."""
+    return _coefficient(_checked_shift(beta), _positive_branch)
+
+
+def m_rational(beta: float) -> Enclosure:
+    """Enclosure of ``beta - sqrt(beta^2 - 1)``, the coefficient of ``a/(1+a) - b/(1+b) + beta`` (Lemma 10)."""
+    return _closed_form(_checked_shift(beta), _ONE)
+
+
+def m_balance(beta: float) -> Enclosure:
+    """Enclosure of ``2 (beta - sqrt(beta^2 - 1))``, the coefficient of ``(a - b)/(eps + a + b) + beta`` (Lemma 10).
+
+    Below one exactly when beta > 5/4.
+    """
+    return _closed_form(_checked_shift(beta), _TWO)
 
 
 def shift_for_mu(rate: float) -> Enclosure:
     """Enclosure of the smallest shift beta with ``mu(beta) <= rate`` (``rate > 0``)."""
-    return outward(*_smallest_shift(_checked_rate(rate), split=False))
+    return outward(*_negative_branch(_checked_rate(rate)))
 
 
 def shift_for_m(rate: float) -> Enclosure:
     """Enclosure of the smallest shift beta with ``m(beta) <= rate`` (``rate > 0``)."""
-    return outward(*_smallest_shift(_checked_rate(rate), split=True))
+    return outward(*_both_branches(_checked_rate(rate)))
 
 
 @lru_cache(maxsize=1)
@@ -70,39 +92,52 @@ def threshold_shift() -> Enclosure:
 
 
 @lru_cache(maxsize=4096)
-def _coefficient(beta: float, split: bool) -> Enclosure:
-    """Bisect ``r -> smallest shift`` (strictly decreasing) on floats; every accepted end is proved."""
+def _coefficient(beta: float, smallest_shift: Callable[[Decimal], _Bounds]) -> Enclosure:
+    """Bisect the inverse (rate -> smallest shift, strictly decreasing) on floats; every accepted end is proved."""
     exact = Decimal(beta)
-    low, high = 0.0, 1.0
-    while _smallest_shift(Decimal(high), split)[1] > exact:  # high is no proved upper bound yet
-        low, high = high, 2.0 * high
-    if low == 0.0:
-        low = 0.5
-        while _smallest_shift(Decimal(low), split)[0] < exact:  # low is no proved lower bound yet
-            low *= 0.5
+    low, high = 0.5, 1.0
+    while smallest_shift(Decimal(low))[0] < exact:  # low is no proved lower bound yet
+        low, high = 0.5 * low, low
+    while smallest_shift(Decimal(high))[1] > exact:  # high is no proved upper bound yet
+        high *= 2.0
     while True:
         middle = low + 0.5 * (high - low)
         if middle <= low or middle >= high:  # neighbouring floats
             return Enclosure(low, high)
-        shift_low, shift_high = _smallest_shift(Decimal(middle), split)
+        shift_low, shift_high = smallest_shift(Decimal(middle))
         if shift_high <= exact:
             high = middle
         elif shift_low >= exact:
             low = middle
         else:  # beta lies inside a 40-digit enclosure: only the neighbouring floats can be proved
             below, above = math.nextafter(middle, 0.0), math.nextafter(middle, math.inf)
-            low = below if _smallest_shift(Decimal(below), split)[0] >= exact else low
-            high = above if _smallest_shift(Decimal(above), split)[1] <= exact else high
+            low = below if smallest_shift(Decimal(below))[0] >= exact else low
+            high = above if smallest_shift(Decimal(above))[1] <= exact else high
             return Enclosure(low, high)
 
 
-def _smallest_shift(rate: Decimal, split: bool) -> _Bounds:
-    """Bounds of B(r), or of A(r) + B(r)."""
-    low, high = _supremum(rate, +1)
-    if split and rate < _ONE:
-        extra_low, extra_high = _supremum(rate, -1)
-        low, high = DOWN.add(low, extra_low), UP.add(high, extra_high)
-    return low, high
+def _negative_branch(rate: Decimal) -> _Bounds:
+    """Bounds of B(r)."""
+    return _supremum(rate, +1)
+
+
+def _positive_branch(rate: Decimal) -> _Bounds:
+    """Bounds of A(r), which is zero from r = 1 on."""
+    return _supremum(rate, -1) if rate < _ONE else (_ZERO, _ZERO)
+
+
+def _both_branches(rate: Decimal) -> _Bounds:
+    """Bounds of A(r) + B(r)."""
+    (low, high), (extra_low, extra_high) = _negative_branch(rate), _positive_branch(rate)
+    return DOWN.add(low, extra_low), UP.add(high, extra_high)
+
+
+def _closed_form(beta: float, factor: Decimal) -> Enclosure:
+    """``factor (beta - sqrt(beta^2 - 1)) = factor / (beta + sqrt(beta^2 - 1))``, the form without cancellation."""
+    exact = Decimal(beta)
+    low = DOWN.sqrt(DOWN.subtract(DOWN.multiply(exact, exact), _ONE)).next_minus(DOWN)
+    high = UP.sqrt(UP.subtract(UP.multiply(exact, exact), _ONE)).next_plus(UP)
+    return outward(DOWN.divide(factor, UP.add(exact, high)), UP.divide(factor, DOWN.add(exact, low)))
 
 
 def _supremum(rate: Decimal, sign: int) -> _Bounds:
