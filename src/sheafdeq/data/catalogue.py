@@ -5,12 +5,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from sheafdeq.data.benchmarks import GRAPH_SETS, NODE_SETS, graph_task, node_task
 from sheafdeq.data.chains import counting, sums
 from sheafdeq.data.community import community
 from sheafdeq.data.coordinates import coordinates
 from sheafdeq.data.task import Task
+from sheafdeq.data.terrain import mnist_terrain, mnist_terrain_standin
 from sheafdeq.errors import InputError
 
 __all__ = ["Entry", "entries", "load_task", "task_names"]
@@ -58,8 +61,27 @@ _ENTRIES: dict[str, Entry] = {
             "chains of 50 random bits, each node tells the sum over its chain", sums,
         ),
         Entry(
-            "coordinates", "localisation", 30_000, 0, 1_500, GENERATED,
+            "coordinates", "localisation", 30_000, 221_818, 1_500, GENERATED,
             "positions in the square from the distances to six neighbours", coordinates,
+        ),
+        Entry(
+            "mnist-terrain", "node classification", 147_800, 565_838, 14_780, "none stated (MNIST database)",
+            "ten pixels of an image agree whether it is a 0 or a 1", mnist_terrain, files=True,
+        ),
+        Entry(
+            "mnist-terrain-standin", "node classification", 600, 2_276, 60, GENERATED,
+            "rings and bars in place of MNIST, for tests and demonstrations", mnist_terrain_standin,
+        ),
+        *(
+            Entry(
+                source.name, kind, source.nodes, source.stored_edges, source.graphs, source.licence, source.summary,
+                partial(build, source), files=True,
+            )
+            for sources, kind, build in (
+                (NODE_SETS, "node classification", node_task),
+                (GRAPH_SETS, "graph classification", graph_task),
+            )
+            for source in sources.values()
         ),
     ]
 }  # fmt: skip
@@ -81,7 +103,7 @@ def load_task(
     level: int | None = None,
     root: Any = None,
     download: bool = False,
-    split: int | None = None,
+    split: int | str | None = None,
     **options: Any,
 ) -> Task:
     """Build the task ``name``; unknown names and options raise with the list of known ones.

@@ -210,15 +210,15 @@ class _ReleasedStream:
             return np.where(following == states, 0, following)
 
         ends = np.repeat(np.arange(states)[:, None], blocks, axis=1)  # (start state, block) -> state at the end
-        for row in table:
-            ends = advance(ends, row)
+        for step in range(steps):
+            ends = advance(ends, table[step])
         start = np.zeros(blocks, dtype=np.int64)
         for block in range(1, blocks):
             start[block] = ends[start[block - 1], block - 1]
         visited = np.empty((steps, blocks), dtype=np.int64)
-        for step, row in enumerate(table):
+        for step in range(steps):
             visited[step] = start
-            start = advance(start, row)
+            start = advance(start, table[step])
         visited = visited.T.reshape(-1)[: len(words)]
         taken = ((accepts >> visited) & 1).astype(bool)
         values = (words & masks[visited])[taken].astype(np.int64)

@@ -223,14 +223,16 @@ class Task:
 
     @cached_property
     def homophily(self) -> float | None:
-        """Share of stored edges, over all graphs, whose ends have the same class; None without node classes."""
+        """Share of stored edges between labelled nodes, over all graphs, that join equal classes; None without."""
         if not isinstance(self.objective, Classification) or isinstance(self.objective, GraphClassification):
             return None
         same, total = 0, 0
         for graph in self.graphs:
             target = next(split.target for split in self.splits.values() if split.graph is graph)
-            same += int((target[graph.source] == target[graph.target]).sum())
-            total += graph.num_edges
+            source_class, target_class = target[graph.source], target[graph.target]
+            labelled = (source_class >= 0) & (target_class >= 0)  # -1 marks a node whose class is not known
+            same += int(((source_class == target_class) & labelled).sum())
+            total += int(labelled.sum())
         return same / total if total else None
 
     def to(self, *args: Any, **kwargs: Any) -> Task:
@@ -273,4 +275,4 @@ def _hash_tensor(hasher: Any, name: str, tensor: Tensor | None) -> None:
     array = tensor.detach().cpu().contiguous().numpy()
     array = array.astype(array.dtype.newbyteorder("<"), copy=False)
     hasher.update(f"\n{name} {array.dtype.str} {array.shape}".encode())
-    hasher.update(memoryview(array).cast("B") if array.size else b"")
+    hasher.update(array.tobytes())
