@@ -56,7 +56,7 @@ def task_from(
     Raises :class:`~sheafdeq.errors.InputError` that names the row at fault.
     """
     if isinstance(data, list | tuple) and len(data) == 3:
-        parts = []
+        parts: list[tuple[Graph, Tensor, Tensor | None]] = []
         for part, items in zip(_PARTS, data, strict=True):
             graph, target = _united(items, part)
             parts.append((graph, target, None))

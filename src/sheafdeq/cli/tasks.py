@@ -1,0 +1,178 @@
+"""``sheafdeq tasks``: list the tasks, and show one in figures or as a picture."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from sheafdeq.errors import UsageError
+
+if TYPE_CHECKING:
+    from sheafdeq.data.task import Task
+
+__all__ = ["configure", "run_list", "run_show"]
+
+
+def configure(commands: Any) -> None:
+    """Add ``tasks`` and ``tasks show``."""
+    parser = commands.add_parser(
+        "tasks",
+        help="list the tasks, or show one",
+        description="List every task with its kind, size and licence; 'sheafdeq tasks show NAME' examines one.",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run_list)
+    actions = parser.add_subparsers(title="actions", metavar="ACTION")
+    show = actions.add_parser(
+        "show",
+        help="sizes, splits, degrees, homophily and constant scores of one task",
+        description="Build a task and print its figures. Your own graph: --npz FILE, or --nodes FILE --edges FILE.",
+    )
+    show.add_argument("name", nargs="?", metavar="NAME", help="a name from 'sheafdeq tasks'")
+    show.add_argument("--level", type=int, metavar="L", help="heterophily level 0 to 10 (community)")
+    show.add_argument("--split", metavar="S", help="number of a standard split, or 'public' (citation graphs)")
+    show.add_argument(
+        "--option", action="append", default=[], metavar="KEY=VALUE", help="another option of the task, e.g. nodes=60"
+    )
+    show.add_argument("--root", metavar="FOLDER", help="data folder (default: SHEAFDEQ_DATA, else ~/.cache/sheafdeq)")
+    show.add_argument("--download", action="store_true", help="allow missing data files to be fetched and checked")
+    show.add_argument("--npz", metavar="FILE", help="your own graph: x, edge_index, y and masks in one npz archive")
+    show.add_argument("--nodes", metavar="FILE", help="your own graph: node table (CSV), together with --edges")
+    show.add_argument("--edges", metavar="FILE", help="your own graph: edge table (CSV), together with --nodes")
+    show.add_argument("--undirected", action="store_true", help="store every edge of the edge table both ways")
+    show.add_argument("--seed", type=int, help="draw 60/20/20 masks with this seed if your graph has none")
+    show.add_argument("--plot", metavar="FILE", help="also draw the task (png, svg, pdf)")
+    show.add_argument("--json", action="store_true", help="print one JSON object")
+    show.set_defaults(run=run_show)
+
+
+def run_list(options: argparse.Namespace) -> int:
+    """Print the list of tasks."""
+    from sheafdeq.data.catalogue import entries
+
+    rows: list[dict[str, Any]] = [
+        {
+            "name": entry.name,
+            "kind": entry.kind,
+            "graphs": entry.graphs,
+            "nodes": entry.nodes,
+            "stored_edges": entry.stored_edges,
+            "files": entry.files,
+            "licence": entry.licence,
+            "summary": entry.summary,
+            "options": entry.options,
+        }
+        for entry in entries()
+    ]
+    if options.json:
+        print(json.dumps({"tasks": rows}, indent=2))
+        return 0
+    print(f"{'task':<22} {'kind':<21} {'graphs':>7} {'nodes':>8} {'edges':>10}  {'files':<5}  summary")
+    for row in rows:
+        print(
+            f"{row['name']:<22} {row['kind']:<21} {row['graphs']:>7,} {row['nodes']:>8,} {row['stored_edges']:>10,}  "
+            f"{'yes' if row['files'] else 'no':<5}  {row['summary']}"
+        )
+    print("\nedges are stored edges (both directions); 'files: yes' reads the data folder, see 'tasks show --help'")
+    print("\nlicences of the data:")
+    for licence in dict.fromkeys(row["licence"] for row in rows):
+        print(f"  {licence}: {', '.join(row['name'] for row in rows if row['licence'] == licence)}")
+    return 0
+
+
+def run_show(options: argparse.Namespace) -> int:
+    """Print the figures of one task, and draw it if asked."""
+    task = _task(options)
+    if options.plot:
+        from sheafdeq.data.drawing import draw_task
+
+        draw_task(task, options.plot)
+    description = task.describe()
+    if options.json:
+        print(json.dumps({**description, "plot": options.plot}, indent=2))
+        return 0
+    degree = description["degree"]
+    homophily = description["homophily"]
+    rows = [
+        ("task", f"{task.title}, {task.kind}"),
+        ("options", ", ".join(f"{key}={value}" for key, value in description["options"].items()) or "none"),
+        ("licence", description["licence"]),
+        *(("remark", remark) for remark in description["remarks"]),
+        ("features", f"{task.in_channels} for each node, {task.edge_dim} for each edge, {task.out_channels} outputs"),
+        *(
+            (
+                name,
+                f"{part['scored']:,} scored; graph {part['graph']}: {part['nodes']:,} nodes, "
+                f"{part['stored_edges']:,} stored edges, {part['graphs']:,} graph(s)",
+            )
+            for name, part in description["splits"].items()
+        ),
+        ("degree", f"{degree['minimum']} to {degree['maximum']}, mean {degree['mean']:.3f}"),
+        ("isolated", f"{degree['isolated']:,} nodes; {degree['self_loops']:,} self-loops"),
+        ("homophily", "no node classes" if homophily is None else f"{homophily:.4f} of stored edges join equal classes"),
+        ("score", f"{task.score_name}, higher is better"),
+        ("constant", f"{_figures(task.constant_score)} (test); {_figures(task.constant_over_all)} (all rows)"),
+        ("model sizes", ", ".join(f"{key} {value}" for key, value in description["dimensions"].items())),
+        ("digest", description["digest"]),
+    ]
+    for key, value in rows:
+        print(f"{key:<12} {value}")
+    if options.plot:
+        print(f"{'picture':<12} {options.plot}")
+    return 0
+
+
+def _figures(metrics: dict[str, float]) -> str:
+    return ", ".join(f"{key} {value:.4f}" for key, value in metrics.items())
+
+
+def _task(options: argparse.Namespace) -> Task:
+    from sheafdeq.data import load_task, task_from_csv, task_from_npz
+
+    tables = options.nodes is not None or options.edges is not None
+    given = [options.name is not None, options.npz is not None, tables]
+    if sum(given) != 1:
+        raise UsageError("name one task, or give --npz FILE, or give --nodes FILE and --edges FILE")
+    if options.npz is None and not tables:
+        if options.seed is not None or options.undirected:
+            raise UsageError("--seed and --undirected are for your own graph; a named task takes --option seed=...")
+        return load_task(
+            options.name,
+            level=options.level,
+            root=options.root,
+            download=options.download,
+            split=_value(options.split),
+            **dict(_pair(text) for text in options.option),
+        )
+    if options.level is not None or options.option or options.root or options.download:
+        raise UsageError("--level, --option, --root and --download are for named tasks")
+    split = _value(options.split)
+    if split is not None and not isinstance(split, int):
+        raise UsageError(f"--split of your own graph is a number, got {options.split!r}")
+    if options.npz is not None:
+        if options.undirected:
+            raise UsageError("--undirected is for --edges: an npz archive says itself which edges it stores")
+        return task_from_npz(options.npz, seed=options.seed, split=split or 0)
+    if options.nodes is None or options.edges is None:
+        raise UsageError("--nodes and --edges belong together: give both")
+    return task_from_csv(
+        options.nodes, options.edges, seed=options.seed, split=split or 0, undirected=options.undirected
+    )
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UsageError(f"--option takes KEY=VALUE, got {text!r}")
+    return key.replace("-", "_"), _value(value)
+
+
+def _value(text: str | None) -> Any:
+    """A number, true, false, null or list where the text is one, else the text itself."""
+    if text is None:
+        return None
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
