@@ -1,0 +1,592 @@
+// One pass over the incoming edges of a range of targets, and its derivative.
+//
+// Edges are taken in blocks of EB = two vectors, in target order and across node boundaries, so that chains
+// and hubs are served alike. Within a block:
+//   1. the two hidden rows of every edge: gather, add, rectify; transposed so that edges lie in the lanes;
+//   2. second layer: one weight broadcast, multiplied into EB edges; no horizontal sum;
+//   3. normalisation, F_t^T F_s, F_t^T F_t and their derivatives, edges in the lanes;
+//   4. messages row by row over the channels, accumulated in registers while the target stays the same.
+// Backward recomputes 1 to 3 and adds two small register-tiled products: gradient of the hidden rows
+// (4 edges x 3 vectors over the d^2 rows) and of the second layer (3 rows x 3 vectors over the EB edges).
+#pragma once
+
+#include "arguments.hpp"
+#include "lanes.hpp"
+
+namespace {
+
+using sheafdeq::EdgePass;
+using sheafdeq::EdgeShare;
+
+template <class T> constexpr T norm_floor = T(1e-12);
+
+template <class T, int D> struct EdgeKernel {
+  using V = Vec<T>;
+  static constexpr int W = Lanes<T>::W;
+  static constexpr int EB = 2 * W;
+  static constexpr int most = D ? D : sheafdeq::largest_dimension;
+  static constexpr int most_squared = most * most;
+  static constexpr int flush_every = 64;  // blocks whose parameter gradients are summed before widening
+
+  // One block: its edges (the last one repeated where the block is not full) and its maps.
+  struct Block {
+    alignas(64) T raw[2][most_squared * EB];      // second-layer outputs of the source and the target maps
+    alignas(64) T product[most_squared * EB];     // w F_t^T F_s
+    alignas(64) T square[most_squared * EB];      // F_t^T F_t, upper triangle
+    alignas(64) T weight[EB];
+    std::int32_t source[EB], target[EB];
+    int count;
+  };
+
+  static SHEAFDEQ_INLINE int dim(const EdgePass<T>& pass) { return D ? D : pass.d; }
+
+  static SHEAFDEQ_INLINE void take(const EdgePass<T>& pass, std::int64_t e0, std::int64_t end, Block& block) {
+    const std::int64_t left = end - e0;
+    block.count = left < EB ? static_cast<int>(left) : EB;
+    for (int e = 0; e < block.count; e++) {
+      block.source[e] = pass.source[e0 + e];
+      block.target[e] = pass.target[e0 + e];
+      block.weight[e] = pass.weight[e0 + e];
+    }
+    for (int e = block.count; e < EB; e++) {
+      block.source[e] = block.source[block.count - 1];
+      block.target[e] = block.target[block.count - 1];
+      block.weight[e] = T(0);
+    }
+  }
+
+  // Rows the next block will gather; they lie anywhere in memory.
+  static SHEAFDEQ_INLINE void prefetch(const EdgePass<T>& pass, std::int64_t e0, std::int64_t end, bool write) {
+    const std::int64_t stop = e0 + EB < end ? e0 + EB : end;
+    const int hidden_bytes = 2 * pass.hidden * static_cast<int>(sizeof(T));
+    const int value_bytes = dim(pass) * pass.channels * static_cast<int>(sizeof(T));
+    for (std::int64_t e = e0; e < stop; e++) {
+      const char* hidden = reinterpret_cast<const char*>(pass.source_hidden + pass.source[e] * pass.source_hidden_stride);
+      const char* values = reinterpret_cast<const char*>(pass.source_values + pass.source[e] * pass.source_values_stride);
+      for (int b = 0; b < hidden_bytes; b += 64) __builtin_prefetch(hidden + b);
+      for (int b = 0; b < value_bytes; b += 64) __builtin_prefetch(values + b);
+      if (write) {
+        const char* grad = reinterpret_cast<const char*>(pass.source_grad + pass.slot[e] * pass.source_grad_stride);
+        for (int b = 0; b < hidden_bytes + value_bytes; b += 64) __builtin_prefetch(grad + b, 1);
+      }
+    }
+  }
+
+  // Hidden rows of generator `map`: (EB, h) in `rows` when kept, and (h, EB) in `columns`.
+  template <bool keep, bool with_edges>
+  static SHEAFDEQ_INLINE void hidden_rows(const EdgePass<T>& pass, const Block& block, std::int64_t e0, int map,
+                                          T* __restrict rows, T* __restrict columns) {
+    const int h = pass.hidden;
+    for (int g = 0; g < EB; g += W) {
+      const T *a[W], *b[W], *c[W];
+      SHEAFDEQ_UNROLL for (int e = 0; e < W; e++) {
+        const int x = g + e;
+        a[e] = pass.source_hidden + block.source[x] * pass.source_hidden_stride + map * h;
+        b[e] = pass.target_hidden + block.target[x] * pass.target_hidden_stride + map * h;
+        if (with_edges) {
+          const int y = x < block.count ? x : block.count - 1;
+          c[e] = pass.edge_hidden + (e0 + y) * pass.edge_hidden_stride + map * h;
+        }
+      }
+      for (int k = 0; k < h; k += W) {
+        V r[W];
+        SHEAFDEQ_UNROLL for (int e = 0; e < W; e++) {
+          V x = load(a[e] + k) + load(b[e] + k);
+          if (with_edges) x += load(c[e] + k);
+          r[e] = rectify(x);
+          if (keep) store(rows + (g + e) * h + k, r[e]);
+        }
+        transpose<T>(r);
+        SHEAFDEQ_UNROLL for (int j = 0; j < W; j++) store(columns + (k + j) * EB + g, r[j]);
+      }
+    }
+  }
+
+  template <bool keep>
+  static SHEAFDEQ_INLINE void hidden_of(const EdgePass<T>& pass, const Block& block, std::int64_t e0, int map, T* rows,
+                                        T* columns) {
+    if (pass.edge_hidden)
+      hidden_rows<keep, true>(pass, block, e0, map, rows, columns);
+    else
+      hidden_rows<keep, false>(pass, block, e0, map, rows, columns);
+  }
+
+  // R outputs of the second layer for EB edges.
+  template <int R>
+  static SHEAFDEQ_INLINE void outputs(const T* __restrict columns, const T* __restrict weight, const T* bias, int h,
+                                      T* __restrict out) {
+    V sum[R][2];
+    SHEAFDEQ_UNROLL for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = splat(bias[r]);
+    for (int k = 0; k < h; k++) {
+      const V x = load(columns + k * EB), y = load(columns + k * EB + W);
+      SHEAFDEQ_UNROLL for (int r = 0; r < R; r++) {
+        const V w = splat(weight[r * h + k]);
+        sum[r][0] += w * x;
+        sum[r][1] += w * y;
+      }
+    }
+    SHEAFDEQ_UNROLL for (int r = 0; r < R; r++) {
+      store(out + r * EB, sum[r][0]);
+      store(out + r * EB + W, sum[r][1]);
+    }
+  }
+
+  static SHEAFDEQ_INLINE void second_layer(const EdgePass<T>& pass, const T* columns, int map, T* out) {
+    const int count = dim(pass) * dim(pass), h = pass.hidden;
+    const T *weight = pass.weight_of_map[map], *bias = pass.bias_of_map[map];
+    int i = 0;
+    for (; i + 9 <= count || i + 5 == count; i += 5) outputs<5>(columns, weight + i * h, bias + i, h, out + i * EB);
+    for (; i + 4 <= count; i += 4) outputs<4>(columns, weight + i * h, bias + i, h, out + i * EB);
+    for (; i + 2 <= count; i += 2) outputs<2>(columns, weight + i * h, bias + i, h, out + i * EB);
+    for (; i < count; i++) outputs<1>(columns, weight + i * h, bias + i, h, out + i * EB);
+  }
+
+  // Frobenius norm and its guarded reciprocal, edges in the lanes.
+  static SHEAFDEQ_INLINE V norm_of(const T* raw, int count) {
+    V sum{};
+    for (int i = 0; i < count; i++) {
+      const V x = load(raw + i * EB);
+      sum += x * x;
+    }
+    return root(sum);
+  }
+  static SHEAFDEQ_INLINE V guarded(V norm) {
+    const V floor = splat(norm_floor<T>);
+    return splat(T(1)) / (norm < floor ? floor : norm);
+  }
+
+  // product = w F_t^T F_s and square = F_t^T F_t from the raw outputs.
+  static SHEAFDEQ_INLINE void products(const EdgePass<T>& pass, Block& block) {
+    const int d = dim(pass);
+    for (int g = 0; g < EB; g += W) {
+      const T *fs = block.raw[0] + g, *ft = block.raw[1] + g;
+      const V s = guarded(norm_of(fs, d * d)), t = guarded(norm_of(ft, d * d));
+      const V scale = s * t * load(block.weight + g), square = t * t;
+      for (int i = 0; i < d; i++) {
+        V column[most];
+        SHEAFDEQ_UNROLL for (int k = 0; k < d; k++) column[k] = load(ft + (k * d + i) * EB);
+        SHEAFDEQ_UNROLL for (int j = 0; j < d; j++) {
+          V sum{};
+          SHEAFDEQ_UNROLL for (int k = 0; k < d; k++) sum += column[k] * load(fs + (k * d + j) * EB);
+          store(block.product + (i * d + j) * EB + g, sum * scale);
+        }
+        SHEAFDEQ_UNROLL for (int j = i; j < d; j++) {
+          V sum{};
+          SHEAFDEQ_UNROLL for (int k = 0; k < d; k++) sum += column[k] * load(ft + (k * d + j) * EB);
+          store(block.square + (i * d + j) * EB + g, sum * square);
+        }
+      }
+    }
+  }
+
+  // row[i] += sum over edges a..b of sum_j matrix[i][j] values(edge)[j], NV vectors of channels at once.
+  template <int NV>
+  static SHEAFDEQ_INLINE void receive(const EdgePass<T>& pass, const Block& block, int a, int b, int c, T* row) {
+    const int d = dim(pass), q = pass.channels;
+    V sum[most][NV];
+    SHEAFDEQ_UNROLL for (int i = 0; i < d; i++) SHEAFDEQ_UNROLL for (int v = 0; v < NV; v++) {
+      sum[i][v] = load(row + i * q + c + v * W);
+    }
+    for (int e = a; e < b; e++) {
+      const T* values = pass.source_values + block.source[e] * pass.source_values_stride + c;
+      SHEAFDEQ_UNROLL for (int j = 0; j < d; j++) {
+        V y[NV];
+        SHEAFDEQ_UNROLL for (int v = 0; v < NV; v++) y[v] = load(values + j * q + v * W);
+        SHEAFDEQ_UNROLL for (int i = 0; i < d; i++) {
+          const V m = splat(block.product[(i * d + j) * EB + e]);
+          SHEAFDEQ_UNROLL for (int v = 0; v < NV; v++) sum[i][v] += m * y[v];
+        }
+      }
+    }
+    SHEAFDEQ_UNROLL for (int i = 0; i < d; i++) SHEAFDEQ_UNROLL for (int v = 0; v < NV; v++) {
+      store(row + i * q + c + v * W, sum[i][v]);
+    }
+  }
+
+  static SHEAFDEQ_INLINE void add_squares(const EdgePass<T>& pass, const Block& block, int a, int b, T* diagonal) {
+    const int d = dim(pass);
+    SHEAFDEQ_UNROLL for (int i = 0; i < d; i++) SHEAFDEQ_UNROLL for (int j = i; j < d; j++) {
+      T sum = diagonal[i * d + j];
+      for (int e = a; e < b; e++) sum += block.square[(i * d + j) * EB + e];
+      diagonal[i * d + j] = sum;
+    }
+  }
+
+  // out = base + x - factor * S x for the symmetric S of which the upper triangle is given (base may be null).
+  static SHEAFDEQ_INLINE void apply_diagonal(int d, int q, const T* x, T factor, const T* upper, const T* base, T* out) {
+    for (int c = 0; c < q; c += W) {
+      SHEAFDEQ_UNROLL for (int i = 0; i < d; i++) {
+        V sum{};
+        SHEAFDEQ_UNROLL for (int j = 0; j < d; j++) {
+          sum += splat(i < j ? upper[i * d + j] : upper[j * d + i]) * load(x + j * q + c);
+        }
+        V value = load(x + i * q + c) - splat(factor) * sum;
+        if (base) value += load(base + i * q + c);
+        store(out + i * q + c, value);
+      }
+    }
+  }
+
+  static void forward(const EdgePass<T>& pass, const EdgeShare<T>& share) {
+    const int d = dim(pass), q = pass.channels, width = d * q;
+    T* columns = share.scratch;
+    Block block;
+    T diagonal[most_squared];
+    std::int64_t v = share.first;
+    const std::int64_t end = pass.pointer[share.last];
+    auto enter = [&] {  // nodes without edges keep their own values; stop at the next one that has some
+      for (; v < share.last; v++) {
+        T* row = pass.out + v * pass.out_stride;
+        if (pass.pointer[v + 1] > pass.pointer[v]) {
+          for (int i = 0; i < width; i++) row[i] = T(0);
+          for (int i = 0; i < d * d; i++) diagonal[i] = T(0);
+          return;
+        }
+        const T* own = pass.own_values + v * pass.own_values_stride;
+        for (int i = 0; i < width; i++) row[i] = own[i];
+      }
+    };
+    enter();
+    for (std::int64_t e0 = pass.pointer[share.first]; e0 < end; e0 += EB) {
+      take(pass, e0, end, block);
+      prefetch(pass, e0 + EB, end, false);
+      for (int map = 0; map < 2; map++) {
+        hidden_of<false>(pass, block, e0, map, nullptr, columns);
+        second_layer(pass, columns, map, block.raw[map]);
+      }
+      products(pass, block);
+      for (int a = 0; a < block.count;) {
+        const std::int64_t stop = pass.pointer[v + 1] - e0;
+        const int b = stop < block.count ? static_cast<int>(stop) : block.count;
+        T* row = pass.out + v * pass.out_stride;
+        int c = 0;
+        for (; c + 2 * W <= q; c += 2 * W) receive<2>(pass, block, a, b, c, row);
+        for (; c < q; c += W) receive<1>(pass, block, a, b, c, row);
+        add_squares(pass, block, a, b, diagonal);
+        if (stop == b) {
+          const T* own = pass.own_values + v * pass.own_values_stride;
+          apply_diagonal(d, q, own, pass.inverse_degree[v], diagonal, row, row);
+          v++;
+          enter();
+        }
+        a = b;
+      }
+    }
+  }
+
+  // ------------------------------------------------------------------ backward
+
+  // products[i * d + j][e] = <grad_v[i], values_u[j]> for W edges, first as vectors that are then summed.
+  static SHEAFDEQ_INLINE void inner_products(const EdgePass<T>& pass, const Block& block, int g, T* out) {
+    constexpr int RI = D == 0 ? 1 : (D <= 3 ? D : 2);
+    const int d = dim(pass), q = pass.channels;
+    for (int i0 = 0; i0 < d; i0 += RI) {
+      V part[RI * most][W];
+      for (int e = 0; e < W; e++) {
+        const T* grad = pass.grad + block.target[g + e] * pass.grad_stride;
+        const T* values = pass.source_values + block.source[g + e] * pass.source_values_stride;
+        V sum[RI][most];
+        SHEAFDEQ_UNROLL for (int i = 0; i < RI; i++) SHEAFDEQ_UNROLL for (int j = 0; j < d; j++) sum[i][j] = V{};
+        for (int c = 0; c < q; c += W) {
+          V x[RI];
+          SHEAFDEQ_UNROLL for (int i = 0; i < RI; i++) x[i] = i0 + i < d ? load(grad + (i0 + i) * q + c) : V{};
+          SHEAFDEQ_UNROLL for (int j = 0; j < d; j++) {
+            const V y = load(values + j * q + c);
+            SHEAFDEQ_UNROLL for (int i = 0; i < RI; i++) sum[i][j] += x[i] * y;
+          }
+        }
+        SHEAFDEQ_UNROLL for (int i = 0; i < RI; i++) SHEAFDEQ_UNROLL for (int j = 0; j < d; j++) {
+          part[i * d + j][e] = sum[i][j];
+        }
+      }
+      for (int i = 0; i < RI && i0 + i < d; i++)
+        for (int j = 0; j < d; j++) store(out + ((i0 + i) * d + j) * EB + g, sums<T>(part[i * d + j]));
+    }
+  }
+
+  // Gradients of the raw maps from X = <grad_v, values_u> (in `cross`) and Z, the gradient through
+  // F_t^T F_t (in `curve`, symmetric, already doubled). Overwrites block.raw by the gradients and fills
+  // block.product and block.square as the forward pass does.
+  static SHEAFDEQ_INLINE void map_gradients(const EdgePass<T>& pass, Block& block, const T* cross, const T* curve) {
+    const int d = dim(pass), dd = d * d;
+    for (int g = 0; g < EB; g += W) {
+      T *raw_s = block.raw[0] + g, *raw_t = block.raw[1] + g;
+      const V norm_s = norm_of(raw_s, dd), norm_t = norm_of(raw_t, dd);
+      const V inverse_s = guarded(norm_s), inverse_t = guarded(norm_t);
+      const V w = load(block.weight + g);
+      V fs[most_squared], ft[most_squared], gs[most_squared], gt[most_squared];
+      SHEAFDEQ_UNROLL for (int i = 0; i < dd; i++) {
+        fs[i] = load(raw_s + i * EB) * inverse_s;
+        ft[i] = load(raw_t + i * EB) * inverse_t;
+        gs[i] = gt[i] = V{};
+      }
+      SHEAFDEQ_UNROLL for (int i = 0; i < d; i++) SHEAFDEQ_UNROLL for (int j = 0; j < d; j++) {
+        const V x = load(cross + (i * d + j) * EB + g) * w;
+        const V z = load(curve + (i < j ? i * d + j : j * d + i) * EB + g);
+        V product{}, square{};
+        SHEAFDEQ_UNROLL for (int k = 0; k < d; k++) {
+          gt[k * d + i] += x * fs[k * d + j] + z * ft[k * d + j];
+          gs[k * d + j] += x * ft[k * d + i];
+          product += ft[k * d + i] * fs[k * d + j];
+          if (i <= j) square += ft[k * d + i] * ft[k * d + j];
+        }
+        store(block.product + (i * d + j) * EB + g, product * w);
+        if (i <= j) store(block.square + (i * d + j) * EB + g, square);
+      }
+      V along_s{}, along_t{};
+      SHEAFDEQ_UNROLL for (int i = 0; i < dd; i++) {
+        along_s += gs[i] * fs[i];
+        along_t += gt[i] * ft[i];
+      }
+      // below the floor the divisor is a constant, as for torch.clamp
+      const V floor = splat(norm_floor<T>);
+      along_s = norm_s < floor ? V{} : along_s;
+      along_t = norm_t < floor ? V{} : along_t;
+      SHEAFDEQ_UNROLL for (int i = 0; i < dd; i++) {
+        store(raw_s + i * EB, (gs[i] - fs[i] * along_s) * inverse_s);
+        store(raw_t + i * EB, (gt[i] - ft[i] * along_t) * inverse_t);
+      }
+    }
+  }
+
+  // values_grad(source)[j] += sum_i product[i][j] grad_v[i]
+  template <int NV>
+  static SHEAFDEQ_INLINE void send_back(const EdgePass<T>& pass, const Block& block, const std::int32_t* slot, int a, int b,
+                                        int c, const T* grad) {
+    const int d = dim(pass), q = pass.channels;
+    for (int e = a; e < b; e++) {
+      T* row = pass.source_grad + slot[e] * pass.source_grad_stride + 2 * pass.hidden + c;
+      V sum[most][NV];
+      SHEAFDEQ_UNROLL for (int j = 0; j < d; j++) SHEAFDEQ_UNROLL for (int v = 0; v < NV; v++) {
+        sum[j][v] = load(row + j * q + v * W);
+      }
+      SHEAFDEQ_UNROLL for (int i = 0; i < d; i++) {
+        V x[NV];
+        SHEAFDEQ_UNROLL for (int v = 0; v < NV; v++) x[v] = load(grad + i * q + c + v * W);
+        SHEAFDEQ_UNROLL for (int j = 0; j < d; j++) {
+          const V m = splat(block.product[(i * d + j) * EB + e]);
+          SHEAFDEQ_UNROLL for (int v = 0; v < NV; v++) sum[j][v] += m * x[v];
+        }
+      }
+      SHEAFDEQ_UNROLL for (int j = 0; j < d; j++) SHEAFDEQ_UNROLL for (int v = 0; v < NV; v++) {
+        store(row + j * q + v * W, sum[j][v]);
+      }
+    }
+  }
+
+  // weight_grad[i] += sum over edges of a[i][e] hidden[e], R rows by KV vectors in registers.
+  template <int R, int KV>
+  static SHEAFDEQ_INLINE void weight_tile(const T* __restrict a, const T* __restrict rows, int h, T* __restrict out) {
+    V sum[R][KV];
+    SHEAFDEQ_UNROLL for (int r = 0; r < R; r++) SHEAFDEQ_UNROLL for (int v = 0; v < KV; v++) {
+      sum[r][v] = load(out + r * h + v * W);
+    }
+    for (int e = 0; e < EB; e++) {
+      V x[KV];
+      SHEAFDEQ_UNROLL for (int v = 0; v < KV; v++) x[v] = load(rows + e * h + v * W);
+      SHEAFDEQ_UNROLL for (int r = 0; r < R; r++) {
+        const V y = splat(a[r * EB + e]);
+        SHEAFDEQ_UNROLL for (int v = 0; v < KV; v++) sum[r][v] += y * x[v];
+      }
+    }
+    SHEAFDEQ_UNROLL for (int r = 0; r < R; r++) SHEAFDEQ_UNROLL for (int v = 0; v < KV; v++) {
+      store(out + r * h + v * W, sum[r][v]);
+    }
+  }
+  template <int KV>
+  static SHEAFDEQ_INLINE void weight_columns(const T* a, const T* rows, int count, int h, T* out) {
+    int i = 0;
+    for (; i + 3 <= count; i += 3) weight_tile<3, KV>(a + i * EB, rows, h, out + i * h);
+    for (; i < count; i++) weight_tile<1, KV>(a + i * EB, rows, h, out + i * h);
+  }
+  static SHEAFDEQ_INLINE void weight_gradient(const T* a, const T* rows, int count, int h, T* out) {
+    int k = 0;
+    for (; k + 3 * W <= h; k += 3 * W) weight_columns<3>(a, rows + k, count, h, out + k);
+    if (k + 2 * W <= h) {
+      weight_columns<2>(a, rows + k, count, h, out + k);
+      k += 2 * W;
+    }
+    if (k < h) weight_columns<1>(a, rows + k, count, h, out + k);
+  }
+
+  // Gradient of four hidden rows, masked by the rectifier, added to source, target and edge.
+  template <int KV>
+  static SHEAFDEQ_INLINE void hidden_tile(const EdgePass<T>& pass, const Block& block, const std::int32_t* slot,
+                                          std::int64_t e0, int e, int offset, const T* __restrict a,
+                                          const T* __restrict weight, const T* __restrict rows) {
+    const int h = pass.hidden, count = dim(pass) * dim(pass);
+    V sum[4][KV];
+    SHEAFDEQ_UNROLL for (int r = 0; r < 4; r++) SHEAFDEQ_UNROLL for (int v = 0; v < KV; v++) sum[r][v] = V{};
+    for (int i = 0; i < count; i++) {
+      V w[KV];
+      SHEAFDEQ_UNROLL for (int v = 0; v < KV; v++) w[v] = load(weight + i * h + v * W);
+      SHEAFDEQ_UNROLL for (int r = 0; r < 4; r++) {
+        const V x = splat(a[i * EB + e + r]);
+        SHEAFDEQ_UNROLL for (int v = 0; v < KV; v++) sum[r][v] += x * w[v];
+      }
+    }
+    SHEAFDEQ_UNROLL for (int r = 0; r < 4; r++) {
+      T* source = pass.source_grad + slot[e + r] * pass.source_grad_stride + offset;
+      SHEAFDEQ_UNROLL for (int v = 0; v < KV; v++) {
+        const V x = load(rows + (e + r) * h + v * W);
+        sum[r][v] = x <= V{} ? V{} : sum[r][v];
+        store(source + v * W, load(source + v * W) + sum[r][v]);
+      }
+    }
+    if (pass.edge_hidden_grad) {
+      for (int r = 0; r < 4 && e + r < block.count; r++) {
+        T* edge = pass.edge_hidden_grad + (e0 + e + r) * pass.edge_hidden_grad_stride + offset;
+        SHEAFDEQ_UNROLL for (int v = 0; v < KV; v++) store(edge + v * W, sum[r][v]);
+      }
+    }
+    if (block.target[e] == block.target[e + 3]) {
+      T* target = pass.target_hidden_grad + block.target[e] * pass.target_hidden_grad_stride + offset;
+      SHEAFDEQ_UNROLL for (int v = 0; v < KV; v++) {
+        store(target + v * W, load(target + v * W) + ((sum[0][v] + sum[1][v]) + (sum[2][v] + sum[3][v])));
+      }
+    } else {
+      SHEAFDEQ_UNROLL for (int r = 0; r < 4; r++) {
+        T* target = pass.target_hidden_grad + block.target[e + r] * pass.target_hidden_grad_stride + offset;
+        SHEAFDEQ_UNROLL for (int v = 0; v < KV; v++) store(target + v * W, load(target + v * W) + sum[r][v]);
+      }
+    }
+  }
+  static SHEAFDEQ_INLINE void hidden_gradient(const EdgePass<T>& pass, const Block& block, const std::int32_t* slot,
+                                              std::int64_t e0, int map, const T* rows) {
+    const int h = pass.hidden;
+    const T *a = block.raw[map], *weight = pass.weight_of_map[map];
+    for (int e = 0; e < block.count; e += 4) {
+      int k = 0;
+      for (; k + 3 * W <= h; k += 3 * W) hidden_tile<3>(pass, block, slot, e0, e, map * h + k, a, weight + k, rows + k);
+      if (k + 2 * W <= h) {
+        hidden_tile<2>(pass, block, slot, e0, e, map * h + k, a, weight + k, rows + k);
+        k += 2 * W;
+      }
+      if (k < h) hidden_tile<1>(pass, block, slot, e0, e, map * h + k, a, weight + k, rows + k);
+    }
+  }
+
+  // Z_v = -(1 / deg) (G + G^T) with G[i][j] = <grad_v[i], own_v[j]>, upper triangle.
+  static SHEAFDEQ_INLINE void curve_of(const EdgePass<T>& pass, std::int64_t v, T* upper) {
+    const int d = dim(pass), q = pass.channels;
+    const T *grad = pass.grad + v * pass.grad_stride, *own = pass.own_values + v * pass.own_values_stride;
+    for (int i = 0; i < d; i++)
+      for (int j = i; j < d; j++) {
+        V sum{};
+        for (int c = 0; c < q; c += W)
+          sum += load(grad + i * q + c) * load(own + j * q + c) + load(grad + j * q + c) * load(own + i * q + c);
+        T total = T(0);
+        for (int l = 0; l < W; l++) total += sum[l];
+        upper[i * d + j] = -pass.inverse_degree[v] * total;
+      }
+  }
+
+  static void backward(const EdgePass<T>& pass, const EdgeShare<T>& share) {
+    const int d = dim(pass), dd = d * d, q = pass.channels, h = pass.hidden, width = d * q;
+    T* columns = share.scratch;
+    T* rows[2] = {columns + EB * h, columns + 2 * EB * h};
+    T* partial = columns + 3 * EB * h;  // (2, dd, h) then (2, dd, W) for the biases
+    T* partial_bias = partial + 2 * dd * h;
+    for (int i = 0; i < 2 * dd * (h + W); i++) partial[i] = T(0);
+    auto flush = [&] {
+      for (int i = 0; i < 2 * dd * h; i++) {
+        share.parameter_grad[i] += partial[i];
+        partial[i] = T(0);
+      }
+      for (int i = 0; i < 2 * dd; i++)
+        for (int l = 0; l < W; l++) {
+          share.parameter_grad[2 * dd * h + i] += partial_bias[i * W + l];
+          partial_bias[i * W + l] = T(0);
+        }
+    };
+
+    Block block;
+    alignas(64) T cross[most_squared * EB], curve[most_squared * EB];
+    T diagonal[most_squared], upper[most_squared];
+    const std::int64_t end = pass.pointer[share.last];
+    std::int64_t v = share.first;     // target whose gradient of own values is being accumulated
+    std::int64_t ahead = share.first;  // target whose curve is being laid out
+    auto enter = [&] {
+      for (; v < share.last && pass.pointer[v + 1] == pass.pointer[v]; v++) {
+        const T* grad = pass.grad + v * pass.grad_stride;
+        T *own = pass.own_values_grad + v * pass.own_values_grad_stride;
+        T *hidden = pass.target_hidden_grad + v * pass.target_hidden_grad_stride;
+        for (int i = 0; i < width; i++) own[i] = grad[i];
+        for (int i = 0; i < 2 * h; i++) hidden[i] = T(0);
+      }
+      for (int i = 0; i < dd; i++) diagonal[i] = T(0);
+    };
+    auto enter_ahead = [&] {
+      while (ahead < share.last && pass.pointer[ahead + 1] == pass.pointer[ahead]) ahead++;
+      if (ahead == share.last) return;
+      curve_of(pass, ahead, upper);
+      T* hidden = pass.target_hidden_grad + ahead * pass.target_hidden_grad_stride;
+      for (int i = 0; i < 2 * h; i++) hidden[i] = T(0);
+    };
+    enter();
+    enter_ahead();
+    int blocks = 0;
+    for (std::int64_t e0 = pass.pointer[share.first]; e0 < end; e0 += EB) {
+      take(pass, e0, end, block);
+      prefetch(pass, e0 + EB, end, true);
+      std::int32_t slot[EB];
+      for (int e = 0; e < EB; e++) slot[e] = pass.slot[e0 + (e < block.count ? e : block.count - 1)];
+      for (int map = 0; map < 2; map++) {
+        hidden_of<true>(pass, block, e0, map, rows[map], columns);
+        second_layer(pass, columns, map, block.raw[map]);
+      }
+      for (int g = 0; g < EB; g += W) inner_products(pass, block, g, cross);
+      for (int a = 0; a < block.count;) {
+        const std::int64_t stop = pass.pointer[ahead + 1] - e0;
+        const int b = stop < block.count ? static_cast<int>(stop) : block.count;
+        SHEAFDEQ_UNROLL for (int i = 0; i < d; i++) SHEAFDEQ_UNROLL for (int j = i; j < d; j++)
+          for (int e = a; e < b; e++) curve[(i * d + j) * EB + e] = upper[i * d + j];
+        if (stop == b) {
+          ahead++;
+          enter_ahead();
+        }
+        a = b;
+      }
+      for (int i = 0; i < dd; i++)
+        for (int e = block.count; e < EB; e++) curve[i * EB + e] = T(0);
+      map_gradients(pass, block, cross, curve);
+      for (int a = 0; a < block.count;) {
+        const std::int64_t stop = pass.pointer[v + 1] - e0;
+        const int b = stop < block.count ? static_cast<int>(stop) : block.count;
+        const T* grad = pass.grad + v * pass.grad_stride;
+        int c = 0;
+        for (; c + 2 * W <= q; c += 2 * W) send_back<2>(pass, block, slot, a, b, c, grad);
+        for (; c < q; c += W) send_back<1>(pass, block, slot, a, b, c, grad);
+        add_squares(pass, block, a, b, diagonal);
+        if (stop == b) {
+          apply_diagonal(d, q, grad, pass.inverse_degree[v], diagonal, nullptr,
+                         pass.own_values_grad + v * pass.own_values_grad_stride);
+          v++;
+          enter();
+        }
+        a = b;
+      }
+      for (int map = 0; map < 2; map++) {
+        const T* a = block.raw[map];
+        for (int i = 0; i < dd; i++) {
+          T* bias = partial_bias + (map * dd + i) * W;
+          store(bias, load(bias) + (load(a + i * EB) + load(a + i * EB + W)));
+        }
+        weight_gradient(a, rows[map], dd, h, partial + map * dd * h);
+        hidden_gradient(pass, block, slot, e0, map, rows[map]);
+      }
+      if (++blocks == flush_every) {
+        flush();
+        blocks = 0;
+      }
+    }
+    flush();
+  }
+};
+
+template <class T> std::int64_t edge_scratch(int d, int hidden) {
+  constexpr int W = Lanes<T>::W, EB = 2 * W;
+  return 3 * EB * static_cast<std::int64_t>(hidden) + 2LL * d * d * (hidden + W);
+}
+
+}  // namespace

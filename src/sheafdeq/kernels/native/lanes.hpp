@@ -1,0 +1,211 @@
+// Vectors of a fixed number of bytes, written once for every instruction set.
+//
+// GCC and Clang vector extensions carry the arithmetic; only max and square root name instructions, because
+// the compilers' own choice is slower or not exact about NaN. Everything lives in an anonymous namespace: the
+// same source is compiled once for each instruction set, and no symbol may be shared between the copies.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+#ifndef SHEAFDEQ_VECTOR_BYTES
+#define SHEAFDEQ_VECTOR_BYTES 16
+#endif
+
+#define SHEAFDEQ_INLINE inline __attribute__((always_inline))
+// The copy that serves any stalk dimension has no constant trip counts to unroll.
+#ifdef SHEAFDEQ_ANY_DIMENSION
+#define SHEAFDEQ_UNROLL
+#else
+#define SHEAFDEQ_UNROLL _Pragma("GCC unroll 36")
+#endif
+
+namespace {
+
+constexpr int vector_bytes = SHEAFDEQ_VECTOR_BYTES;
+
+template <class T> struct Lanes;
+template <> struct Lanes<float> {
+  typedef float V __attribute__((vector_size(vector_bytes)));
+  typedef float Loose __attribute__((vector_size(vector_bytes), aligned(4), may_alias));
+  typedef std::int32_t I __attribute__((vector_size(vector_bytes)));
+  static constexpr int W = vector_bytes / 4;
+  static constexpr int G = 4;  // elements in a group of 128 bits
+};
+template <> struct Lanes<double> {
+  typedef double V __attribute__((vector_size(vector_bytes)));
+  typedef double Loose __attribute__((vector_size(vector_bytes), aligned(8), may_alias));
+  typedef std::int64_t I __attribute__((vector_size(vector_bytes)));
+  static constexpr int W = vector_bytes / 8;
+  static constexpr int G = 2;
+};
+
+template <class T> using Vec = typename Lanes<T>::V;
+
+template <class T> SHEAFDEQ_INLINE Vec<T> load(const T* p) {
+  return static_cast<Vec<T>>(*reinterpret_cast<const typename Lanes<T>::Loose*>(p));
+}
+template <class T> SHEAFDEQ_INLINE void store(T* p, Vec<T> x) {
+  *reinterpret_cast<typename Lanes<T>::Loose*>(p) = x;
+}
+template <class T, int... L> SHEAFDEQ_INLINE Vec<T> splat_of(T x, std::integer_sequence<int, L...>) {
+  return Vec<T>{((void)L, x)...};
+}
+template <class T> SHEAFDEQ_INLINE Vec<T> splat(T x) {
+  return splat_of<T>(x, std::make_integer_sequence<int, Lanes<T>::W>{});
+}
+
+// max(0, x) that hands NaN on: the instruction returns its second operand when either one is NaN.
+SHEAFDEQ_INLINE Vec<float> rectify(Vec<float> x) {
+#if SHEAFDEQ_VECTOR_BYTES == 64 && defined(__AVX512F__)
+  return (Vec<float>)_mm512_max_ps(_mm512_setzero_ps(), (__m512)x);
+#elif SHEAFDEQ_VECTOR_BYTES == 32 && defined(__AVX__)
+  return (Vec<float>)_mm256_max_ps(_mm256_setzero_ps(), (__m256)x);
+#elif SHEAFDEQ_VECTOR_BYTES == 16 && defined(__SSE2__)
+  return (Vec<float>)_mm_max_ps(_mm_setzero_ps(), (__m128)x);
+#else
+  return x < 0 ? Vec<float>{} : x;
+#endif
+}
+SHEAFDEQ_INLINE Vec<double> rectify(Vec<double> x) {
+#if SHEAFDEQ_VECTOR_BYTES == 64 && defined(__AVX512F__)
+  return (Vec<double>)_mm512_max_pd(_mm512_setzero_pd(), (__m512d)x);
+#elif SHEAFDEQ_VECTOR_BYTES == 32 && defined(__AVX__)
+  return (Vec<double>)_mm256_max_pd(_mm256_setzero_pd(), (__m256d)x);
+#elif SHEAFDEQ_VECTOR_BYTES == 16 && defined(__SSE2__)
+  return (Vec<double>)_mm_max_pd(_mm_setzero_pd(), (__m128d)x);
+#else
+  return x < 0 ? Vec<double>{} : x;
+#endif
+}
+
+SHEAFDEQ_INLINE Vec<float> root(Vec<float> x) {
+#if SHEAFDEQ_VECTOR_BYTES == 64 && defined(__AVX512F__)
+  return (Vec<float>)_mm512_sqrt_ps((__m512)x);
+#elif SHEAFDEQ_VECTOR_BYTES == 32 && defined(__AVX__)
+  return (Vec<float>)_mm256_sqrt_ps((__m256)x);
+#elif SHEAFDEQ_VECTOR_BYTES == 16 && defined(__SSE2__)
+  return (Vec<float>)_mm_sqrt_ps((__m128)x);
+#else
+  for (int l = 0; l < Lanes<float>::W; l++) x[l] = __builtin_sqrtf(x[l]);
+  return x;
+#endif
+}
+SHEAFDEQ_INLINE Vec<double> root(Vec<double> x) {
+#if SHEAFDEQ_VECTOR_BYTES == 64 && defined(__AVX512F__)
+  return (Vec<double>)_mm512_sqrt_pd((__m512d)x);
+#elif SHEAFDEQ_VECTOR_BYTES == 32 && defined(__AVX__)
+  return (Vec<double>)_mm256_sqrt_pd((__m256d)x);
+#elif SHEAFDEQ_VECTOR_BYTES == 16 && defined(__SSE2__)
+  return (Vec<double>)_mm_sqrt_pd((__m128d)x);
+#else
+  for (int l = 0; l < Lanes<double>::W; l++) x[l] = __builtin_sqrt(x[l]);
+  return x;
+#endif
+}
+
+// ------------------------------------------------------------------ shuffles
+// Lane l of `low_blocks<S>` is a[l] where bit S of l is clear, else b[l - S]; of `high_blocks<S>` a[l + S]
+// or b[l]. With S at least a 128-bit group these are single instructions.
+
+template <class T, int S, int... L>
+SHEAFDEQ_INLINE Vec<T> low_blocks_of(Vec<T> a, Vec<T> b, std::integer_sequence<int, L...>) {
+  return __builtin_shufflevector(a, b, ((L & S) ? Lanes<T>::W + L - S : L)...);
+}
+template <class T, int S, int... L>
+SHEAFDEQ_INLINE Vec<T> high_blocks_of(Vec<T> a, Vec<T> b, std::integer_sequence<int, L...>) {
+  return __builtin_shufflevector(a, b, ((L & S) ? Lanes<T>::W + L : L + S)...);
+}
+template <class T, int S> SHEAFDEQ_INLINE Vec<T> low_blocks(Vec<T> a, Vec<T> b) {
+  return low_blocks_of<T, S>(a, b, std::make_integer_sequence<int, Lanes<T>::W>{});
+}
+template <class T, int S> SHEAFDEQ_INLINE Vec<T> high_blocks(Vec<T> a, Vec<T> b) {
+  return high_blocks_of<T, S>(a, b, std::make_integer_sequence<int, Lanes<T>::W>{});
+}
+
+// Within each 128-bit group: low half of a interleaved with low half of b, and the same for the high halves.
+template <class T, int... L>
+SHEAFDEQ_INLINE Vec<T> interleave_low_of(Vec<T> a, Vec<T> b, std::integer_sequence<int, L...>) {
+  constexpr int G = Lanes<T>::G;
+  return __builtin_shufflevector(a, b, (L / G * G + L % G / 2 + (L % 2 ? Lanes<T>::W : 0))...);
+}
+template <class T, int... L>
+SHEAFDEQ_INLINE Vec<T> interleave_high_of(Vec<T> a, Vec<T> b, std::integer_sequence<int, L...>) {
+  constexpr int G = Lanes<T>::G;
+  return __builtin_shufflevector(a, b, (L / G * G + G / 2 + L % G / 2 + (L % 2 ? Lanes<T>::W : 0))...);
+}
+template <class T> SHEAFDEQ_INLINE Vec<T> interleave_low(Vec<T> a, Vec<T> b) {
+  return interleave_low_of<T>(a, b, std::make_integer_sequence<int, Lanes<T>::W>{});
+}
+template <class T> SHEAFDEQ_INLINE Vec<T> interleave_high(Vec<T> a, Vec<T> b) {
+  return interleave_high_of<T>(a, b, std::make_integer_sequence<int, Lanes<T>::W>{});
+}
+
+template <class T, int S> SHEAFDEQ_INLINE void swap_blocks(Vec<T>* rows) {
+  constexpr int W = Lanes<T>::W;
+  if constexpr (S < W) {
+    SHEAFDEQ_UNROLL for (int i = 0; i < W; i++) {
+      if (i & S) continue;
+      const Vec<T> a = rows[i], b = rows[i + S];
+      rows[i] = low_blocks<T, S>(a, b);
+      rows[i + S] = high_blocks<T, S>(a, b);
+    }
+    swap_blocks<T, 2 * S>(rows);
+  }
+}
+
+// Transpose W rows of W lanes in place.
+template <class T> SHEAFDEQ_INLINE void transpose(Vec<T>* rows) {
+  constexpr int W = Lanes<T>::W, G = Lanes<T>::G;
+  SHEAFDEQ_UNROLL for (int i = 0; i < W; i += G) {
+    Vec<T>* r = rows + i;
+    if constexpr (G == 2) {
+      const Vec<T> a = r[0], b = r[1];
+      r[0] = interleave_low<T>(a, b);
+      r[1] = interleave_high<T>(a, b);
+    } else {
+      const Vec<T> a = interleave_low<T>(r[0], r[1]), b = interleave_high<T>(r[0], r[1]);
+      const Vec<T> c = interleave_low<T>(r[2], r[3]), e = interleave_high<T>(r[2], r[3]);
+      r[0] = low_blocks<T, 2>(a, c);
+      r[1] = high_blocks<T, 2>(a, c);
+      r[2] = low_blocks<T, 2>(b, e);
+      r[3] = high_blocks<T, 2>(b, e);
+    }
+  }
+  swap_blocks<T, G>(rows);
+}
+
+template <class T, int S> SHEAFDEQ_INLINE void add_blocks(Vec<T>* rows) {
+  constexpr int W = Lanes<T>::W;
+  if constexpr (S < W) {
+    SHEAFDEQ_UNROLL for (int i = 0; i < W / S / 2; i++) {
+      const Vec<T> a = rows[2 * i], b = rows[2 * i + 1];
+      rows[i] = low_blocks<T, S>(a, b) + high_blocks<T, S>(a, b);
+    }
+    add_blocks<T, 2 * S>(rows);
+  }
+}
+
+// Lane l of the result is the sum over the lanes of rows[l].
+template <class T> SHEAFDEQ_INLINE Vec<T> sums(const Vec<T>* rows) {
+  constexpr int W = Lanes<T>::W, G = Lanes<T>::G;
+  Vec<T> part[W / G];
+  SHEAFDEQ_UNROLL for (int i = 0; i < W / G; i++) {
+    const Vec<T>* r = rows + i * G;
+    const Vec<T> a = interleave_low<T>(r[0], r[1]) + interleave_high<T>(r[0], r[1]);
+    if constexpr (G == 2) {
+      part[i] = a;
+    } else {
+      const Vec<T> b = interleave_low<T>(r[2], r[3]) + interleave_high<T>(r[2], r[3]);
+      part[i] = low_blocks<T, 2>(a, b) + high_blocks<T, 2>(a, b);
+    }
+  }
+  add_blocks<T, G>(part);
+  return part[0];
+}
+
+}  // namespace
