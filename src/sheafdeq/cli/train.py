@@ -1,0 +1,138 @@
+"""``sheafdeq train``: one run, from the command line or a TOML file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from sheafdeq.errors import UsageError
+
+
+def configure(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "train",
+        help="train one model on one task",
+        description="Train one configuration under the paper's protocol, keep the best-validation checkpoint, and file the run under --out.",
+    )
+    parser.add_argument("--config", metavar="FILE", help="a TOML file with the configuration; other options replace its values")
+    parser.add_argument("--task", help="task name (see `sheafdeq data list`)")
+    parser.add_argument("--level", type=int, help="heterophily level of a community task")
+    parser.add_argument("--split", type=int, help="number of a standard split")
+    parser.add_argument("--task-set", metavar="KEY=VALUE", action="append", default=[], help="a task option; may be repeated")
+    parser.add_argument("--model", help="model name")
+    parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="a model option, such as shift=1.3; may be repeated")
+    parser.add_argument("--seed", type=int, help="parameter-initialisation seed (default 42)")
+    parser.add_argument("--epochs", type=int, dest="max_epochs", help="at most this many epochs (default 2000)")
+    parser.add_argument("--patience", type=int, help="epochs without a better validation score before stopping (default: the task's)")
+    parser.add_argument("--learning-rate", type=float, help="default 0.01")
+    parser.add_argument("--weight-decay", type=float, help="default 0.0005")
+    parser.add_argument("--clip-norm", type=float, help="default 1")
+    parser.add_argument("--schedule", choices=["constant", "wsd", "plateau"], help="learning rate over the epochs (default constant)")
+    parser.add_argument("--threads", type=int, help="threads of torch (default 1; part of the run's identity)")
+    parser.add_argument("--dtype", choices=["float32", "float64"], help="default float32")
+    parser.add_argument("--init-from", metavar="RUN", help="start from the checkpoint of a run (its directory)")
+    parser.add_argument("--test-every", type=int, metavar="K", help="record the test score at every K-th epoch, for figures only")
+    parser.add_argument("--residual-weight", type=float, help="penalty on the mean squared residual (default 0)")
+    parser.add_argument("--residual-max-weight", type=float, help="penalty on the largest squared residual (default 0)")
+    parser.add_argument("--rate-weight", type=float, help="penalty on contraction rates above 0.9 (default 0)")
+    parser.add_argument("--out", metavar="DIR", help="run store; without it nothing is written")
+    parser.add_argument("--fresh", action="store_true", help="do not resume an unfinished run")
+    parser.add_argument("--checkpoint-seconds", type=float, default=30.0, help="how often the state is saved for resuming (default 30)")
+    parser.add_argument("--tensorboard", metavar="DIR", help="write TensorBoard curves (needs sheafdeq[tensorboard])")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+
+
+def parse_assignments(assignments: list[str]) -> dict[str, Any]:
+    """``["shift=1.3", "name=x"]`` as a dictionary; values are JSON where they can be, else text."""
+    values = {}
+    for assignment in assignments:
+        key, separator, text = assignment.partition("=")
+        if not separator or not key:
+            raise UsageError(f"expected KEY=VALUE, got {assignment!r}")
+        try:
+            values[key] = json.loads(text)
+        except ValueError:
+            values[key] = text
+    return values
+
+
+def _values(options: argparse.Namespace) -> dict[str, Any]:
+    from pathlib import Path
+
+    from sheafdeq.training.config import read_toml
+
+    values: dict[str, Any] = read_toml(Path(options.config)) if options.config else {}
+    for key in ("task", "model"):
+        if isinstance(values.get(key), str):
+            values[key] = {"name": values[key]}
+    task, model = dict(values.get("task", {})), dict(values.get("model", {}))
+    for target, key, value in (
+        (task, "name", options.task),
+        (task, "level", options.level),
+        (task, "split", options.split),
+        (model, "name", options.model),
+    ):
+        if value is not None:
+            target[key] = value
+    if options.task_set:
+        task["options"] = {**task.get("options", {}), **parse_assignments(options.task_set)}
+    if options.set:
+        model["options"] = {**model.get("options", {}), **parse_assignments(options.set)}
+    if "name" not in task or "name" not in model:
+        raise UsageError("give --task and --model, or a --config that names them")
+    values.update(task=task, model=model)
+    for key in (
+        "seed", "max_epochs", "patience", "learning_rate", "weight_decay", "clip_norm", "schedule", "threads", "dtype", "init_from", "test_every",
+    ):  # fmt: skip
+        if getattr(options, key) is not None:
+            values[key] = getattr(options, key)
+    penalties = {key: getattr(options, key) for key in ("residual_weight", "residual_max_weight", "rate_weight")}
+    if any(value is not None for value in penalties.values()):
+        given = {key: value for key, value in penalties.items() if value is not None}
+        values["penalties"] = {**values.get("penalties", {}), **given}
+    return values
+
+
+def run(options: argparse.Namespace) -> int:
+    """Train and print the scores."""
+    from sheafdeq.training.config import TrainingConfig
+    from sheafdeq.training.progress import Progress, TensorBoardProgress, progress_from
+    from sheafdeq.training.run import train
+
+    config = TrainingConfig.parse(_values(options), options.config or "command line")
+    progress: Progress = progress_from("auto")
+    if options.tensorboard:
+        progress = TensorBoardProgress(options.tensorboard, progress)
+    result = train(
+        config, out=options.out, resume=not options.fresh, progress=progress, checkpoint_seconds=options.checkpoint_seconds
+    )
+    record = result.record
+    if options.json:
+        summary = {
+            "id": record.id,
+            "path": str(result.path) if result.path else None,
+            "reused": result.reused,
+            "scores": record.scores,
+            "score": record.task.score,
+            "best_epoch": record.best.epoch,
+            "epochs": record.epochs,
+            "stopped": record.stopped,
+            "parameters": record.model.parameters,
+            "solves": record.solves.model_dump(mode="json") if record.solves else None,
+            "timing": record.timing,
+        }
+        print(json.dumps(summary, sort_keys=True))
+        return 0
+    print(f"{record.model.title} on {record.task.title}, seed {record.seed}: {record.task.score}")
+    for split in ("train", "validation", "test"):
+        print(f"  {split:<11}{record.scores[split]:10.4f}")
+    print(f"  best epoch {record.best.epoch} of {record.epochs} ({record.stopped}), {record.model.parameters:,} parameters")
+    if record.solves is not None:
+        ended = ", ".join(f"{count} {label}" for label, count in sorted(record.solves.final.items()))
+        print(f"  final solves ({record.solves.steps} steps at most): {ended}; largest residual {record.solves.residual}")
+    if result.path is not None:
+        print(f"  {'found' if result.reused else 'stored'} in {result.path}")
+    return 0

@@ -1,0 +1,251 @@
+"""Run records: what a finished run says about itself. JSON in and out; nothing here knows tensors.
+
+A record file is one line of canonical JSON (sorted keys, no spaces, ASCII, finite numbers only),
+
+    {"payload": ..., "sha256": "<of the canonical payload>"}
+
+and reading it back checks three things: the text is valid JSON, its digest fits, and writing what was read gives the
+same bytes. A truncated or altered file is therefore a :class:`~sheafdeq.errors.RecordError`, never a wrong number.
+
+Everything that two runs of one configuration may differ in (seconds, memory, the machine, the engine) is under the single key
+``timing``; :func:`without_timing` removes it, and what remains is equal byte for byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from sheafdeq.errors import RecordError
+
+__all__ = [
+    "RECORD_FILE",
+    "Best",
+    "ModelFacts",
+    "RunRecord",
+    "SolveFacts",
+    "TaskFacts",
+    "canonical_json",
+    "digest_of",
+    "finite",
+    "read_record",
+    "read_records",
+    "read_sealed",
+    "seal",
+    "unseal",
+    "without_timing",
+    "write_bytes",
+    "write_sealed",
+]
+
+RECORD_FILE = "record.json"
+FORMAT = 1
+
+
+# ---------------------------------------------------------------------- canonical JSON with a seal
+
+
+def canonical_json(value: Any) -> bytes:
+    """The one byte string a JSON value has here: sorted keys, no spaces, ASCII; NaN and infinity are refused."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return text.encode("ascii")
+
+
+def digest_of(value: Any) -> str:
+    """SHA-256 of the canonical JSON, in hexadecimal."""
+    return hashlib.sha256(canonical_json(value)).hexdigest()
+
+
+def finite(value: float, digits: int | None = None) -> float | None:
+    """The number, with ``digits`` significant digits if given; None for NaN and infinity (JSON has neither)."""
+    if not math.isfinite(value):
+        return None
+    return float(f"{value:.{digits}g}") if digits else float(value)
+
+
+def seal(payload: Any) -> bytes:
+    """The bytes of a record file."""
+    return canonical_json({"payload": payload, "sha256": digest_of(payload)}) + b"\n"
+
+
+def unseal(data: bytes, source: str) -> Any:
+    """The payload of a record file; :class:`RecordError` when a byte is not as it was written."""
+    try:
+        content = json.loads(data.decode("ascii"))
+    except (UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise RecordError(f"{source}: not valid JSON ({error}): the file is truncated or altered; delete it and run again") from error
+    if not isinstance(content, dict) or set(content) != {"payload", "sha256"}:
+        raise RecordError(f"{source}: not a sealed record (keys payload and sha256 expected): delete it and run again")
+    payload = content["payload"]
+    try:
+        same = seal(payload) == data and digest_of(payload) == content["sha256"]
+    except ValueError as error:  # NaN or infinity, which the writer refuses
+        raise RecordError(f"{source}: holds a number that is not finite: the file was altered") from error
+    if not same:
+        raise RecordError(f"{source}: the content does not fit its SHA-256: the file was altered; delete it and run again")
+    return payload
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file so that a crash leaves either the old content or the new, and the new one survives power loss."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    with open(aside, "wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(aside, path)
+
+
+def write_sealed(path: Path, payload: Any) -> None:
+    """Seal a payload and write it atomically."""
+    write_bytes(path, seal(payload))
+
+
+def read_sealed(path: Path) -> Any:
+    """Read a sealed file; :class:`RecordError` when it is missing or altered."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise RecordError(f"{path}: no such file") from error
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read ({error})") from error
+    return unseal(data, str(path))
+
+
+# ---------------------------------------------------------------------- the schema
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class TaskFacts(_Frozen):
+    """Which data were used, and what the score means."""
+
+    name: str
+    title: str
+    level: int | None = None
+    split: int | None = None
+    options: dict[str, Any]
+    digest: str  # SHA-256 over every tensor
+    score: str  # name of the score, higher is better
+    constant_score: float | None  # test score of the best constant predictor
+
+
+class ModelFacts(_Frozen):
+    """Which model was trained."""
+
+    name: str
+    title: str
+    family: str  # configurations of one family compete for one row of the compact table
+    options: dict[str, Any]  # all options, defaults included
+    parameters: int
+
+
+class Best(_Frozen):
+    """The checkpoint with the highest validation score: the earliest of equals."""
+
+    epoch: int  # number of updates its parameters have seen
+    validation: float
+
+
+class SolveFacts(_Frozen):
+    """How the solves ended. ``training`` counts graphs over all training evaluations, ``final`` those of the last evaluation."""
+
+    to_tolerance: bool  # the solver stops at a tolerance (then anything but "converged" is a failure)
+    steps: int
+    tolerance: float | None
+    training: dict[str, int]
+    final: dict[str, int]
+    residual: float | None  # largest residual of the final evaluation
+
+    @property
+    def unconverged(self) -> bool:
+        """Whether a solve that promises convergence ended otherwise in the final evaluation."""
+        return self.to_tolerance and set(self.final) != {"converged"}
+
+
+class RunRecord(_Frozen):
+    """One finished run: configuration, curves, solve statistics and the metrics of the best-validation checkpoint."""
+
+    format: int = FORMAT
+    id: str  # SHA-256 of configuration, task digest and code version
+    config: dict[str, Any]
+    task: TaskFacts
+    model: ModelFacts
+    code: dict[str, str]  # version (part of the id) and digest of the sources that computed the run
+    epochs: int  # optimiser updates made
+    stopped: str  # patience, max_epochs, score, stop_when or non-finite
+    best: Best
+    scores: dict[str, float]  # train, validation, test of the best checkpoint; higher is better
+    metrics: dict[str, dict[str, float | None]]
+    solves: SolveFacts | None
+    curves: dict[str, list[Any]]
+    checkpoint: dict[str, str]  # file name -> SHA-256
+    timing: dict[str, Any]
+
+    @property
+    def seed(self) -> int:
+        """Parameter-initialisation seed."""
+        return int(self.config["seed"])
+
+    @staticmethod
+    def parse(payload: Any, source: str) -> RunRecord:
+        """Check a payload against the schema."""
+        if isinstance(payload, dict) and payload.get("format") != FORMAT:
+            raise RecordError(f"{source}: record format {payload.get('format')!r}, this version reads {FORMAT}")
+        try:
+            return RunRecord.model_validate(payload)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise RecordError(f"{source}: not a run record: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+
+    def payload(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return self.model_dump(mode="json")
+
+
+def without_timing(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """A record's payload without the fields that may differ between two runs of one configuration."""
+    return {key: value for key, value in payload.items() if key != "timing"}
+
+
+# ---------------------------------------------------------------------- files
+
+
+def read_record(path: str | os.PathLike[str]) -> RunRecord:
+    """Read one record: its file, or the run directory that holds it."""
+    path = Path(path)
+    if path.is_dir():
+        path = path / RECORD_FILE
+    return RunRecord.parse(read_sealed(path), str(path))
+
+
+def record_paths(folders: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
+    """Run records below the folders, in a fixed order; working directories (dot names) are skipped."""
+    for folder in folders:
+        root = Path(folder)
+        for path in sorted(root.rglob("*.json")):
+            if any(part.startswith(".") for part in path.relative_to(root).parts):
+                continue
+            if path.name == RECORD_FILE or path.name.endswith(".run.json"):
+                yield path
+
+
+def read_records(*folders: str | os.PathLike[str]) -> list[RunRecord]:
+    """All run records below the folders (``record.json`` of a store, ``*.run.json`` of a results folder).
+
+    Of several records with one id, the first is kept; a record that cannot be trusted raises.
+    """
+    found: dict[str, RunRecord] = {}
+    for path in record_paths(folders):
+        record = read_record(path)
+        found.setdefault(record.id, record)
+    return list(found.values())

@@ -1,0 +1,157 @@
+"""What a run is: a frozen configuration with a canonical form. Unknown keys are errors."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from sheafdeq.errors import InputError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["ModelConfig", "PenaltyConfig", "ScheduleConfig", "TaskConfig", "TrainingConfig", "read_toml"]
+
+Scalar = bool | int | float | str | None
+Option = Scalar | list[Scalar]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class TaskConfig(_Frozen):
+    """A task by name, as :func:`sheafdeq.data.load_task` takes it."""
+
+    name: str
+    level: int | None = None
+    split: int | None = None
+    options: dict[str, Option] = Field(default_factory=dict)
+
+
+class ModelConfig(_Frozen):
+    """A model by name with the options that differ from its defaults."""
+
+    name: str
+    options: dict[str, Option] = Field(default_factory=dict)
+
+
+class ScheduleConfig(_Frozen):
+    """Learning rate over the epochs, as a factor of ``learning_rate`` (see :mod:`sheafdeq.training.schedule`)."""
+
+    kind: Literal["constant", "wsd", "plateau"] = "constant"
+    warmup: int = Field(20, ge=0)  # wsd: epochs of linear rise
+    decay: float = Field(0.2, ge=0, le=1)  # wsd: share of max_epochs, at the end, that falls linearly to the floor
+    floor: float = Field(0.01, ge=0, le=1)  # wsd, plateau: smallest factor
+    factor: float = Field(0.5, gt=0, lt=1)  # plateau
+    patience: int = Field(20, ge=1)  # plateau: epochs without a better validation score
+
+
+class PenaltyConfig(_Frozen):
+    """Weights of the settling penalties (see :mod:`sheafdeq.training.penalty`); zero means absent."""
+
+    residual_weight: float = Field(0.0, ge=0)
+    residual_max_weight: float = Field(0.0, ge=0)
+    rate_weight: float = Field(0.0, ge=0)
+    rate_target: float = Field(0.9, gt=0, le=1)
+    steps: int | None = Field(None, ge=1)  # penalise the state after this many steps instead of the trained horizon
+
+    @property
+    def active(self) -> bool:
+        """Whether any weight is positive."""
+        return max(self.residual_weight, self.residual_max_weight, self.rate_weight) > 0
+
+
+class TrainingConfig(_Frozen):
+    """One run. Defaults are the paper's protocol (Appendix "Training Procedure").
+
+    ``patience=None`` takes the task's (200 or 500). ``init_from`` is a run directory, checkpoint or run id to start from.
+    ``test_every=k`` records the test score at every k-th epoch for figures; selection never sees it. ``stop_at_score`` ends the
+    run at a validation score. ``steps``, ``width`` knobs of the model are its options, not ours.
+    """
+
+    task: TaskConfig
+    model: ModelConfig
+    seed: int = 42
+    learning_rate: float = Field(1e-2, gt=0)
+    weight_decay: float = Field(5e-4, ge=0)
+    clip_norm: float | None = Field(1.0, gt=0)
+    max_epochs: int = Field(2000, ge=0)
+    patience: int | None = Field(None, ge=1)
+    schedule: ScheduleConfig = ScheduleConfig()
+    penalties: PenaltyConfig = PenaltyConfig()
+    threads: int = Field(1, ge=1)
+    dtype: Literal["float32", "float64"] = "float32"
+    init_from: str | None = None
+    test_every: int | None = Field(None, ge=1)
+    stop_at_score: float | None = None
+
+    @field_validator("schedule", mode="before")
+    @classmethod
+    def _schedule_by_name(cls, value: Any) -> Any:
+        return {"kind": value} if isinstance(value, str) else value
+
+    @field_validator("task", "model", mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _finite(self) -> TrainingConfig:
+        if self.penalties.steps is not None and not self.penalties.active:
+            raise ValueError("penalties.steps has no effect without a penalty weight")
+        return self
+
+    @staticmethod
+    def parse(values: Any, source: str = "configuration") -> TrainingConfig:
+        """Check plain values; :class:`InputError` names the first key that is wrong."""
+        try:
+            return TrainingConfig.model_validate(values)
+        except ValidationError as error:
+            raise InputError(f"{source}: {describe(error)}") from error
+
+    @staticmethod
+    def read(path: str | Path) -> TrainingConfig:
+        """Read a TOML file."""
+        return TrainingConfig.parse(read_toml(Path(path)), str(path))
+
+    def replace(self, **changes: Any) -> TrainingConfig:
+        """A checked copy with some fields replaced."""
+        return TrainingConfig.parse({**self.payload(), **changes})
+
+    def payload(self) -> dict[str, Any]:
+        """Plain JSON values, every default written out."""
+        return self.model_dump(mode="json")
+
+    @property
+    def title(self) -> str:
+        """One line for progress displays."""
+        options = "".join(f" {key}={value}" for key, value in self.model.options.items())
+        level = f" level {self.task.level}" if self.task.level is not None else ""
+        split = f" split {self.task.split}" if self.task.split is not None else ""
+        return f"{self.task.name}{level}{split}, {self.model.name}{options}, seed {self.seed}"
+
+
+def describe(error: ValidationError) -> str:
+    """The first complaint of pydantic in our words: key, what is wrong, what came."""
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"]) or "configuration"
+    if first["type"] == "extra_forbidden":
+        return f"unknown key {key!r}"
+    return f"{key}: {first['msg']}, got {first.get('input')!r}"
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read TOML; :class:`InputError` names the file and the line."""
+    try:
+        with open(path, "rb") as stream:
+            return tomllib.load(stream)
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: no such file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: not valid TOML: {error}") from error

@@ -1,0 +1,150 @@
+"""The default engine: worker processes on this machine, no daemon, nothing to install.
+
+Workers choose runs themselves by locking them, so the driver only keeps the right number alive. A worker that is killed is
+replaced, and the run it held is resumed from its last saved state; a driver that is killed leaves workers that stop at the next epoch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from sheafdeq.errors import InputError
+from sheafdeq.training.engines.worker import EXIT_SUSPENDED, write_plan
+from sheafdeq.training.run import Suspended
+from sheafdeq.training.store import RunStore
+from sheafdeq.training.sweep import Budget, Entry, deadline_of
+
+__all__ = ["run_local"]
+
+CRASH_LIMIT = 10  # a run whose worker dies this often under one driver is given up (out of memory, say)
+
+
+def run_local(
+    entries: list[Entry],
+    store: RunStore,
+    *,
+    jobs: int = 1,
+    budget: Budget | None = None,
+    checkpoint_seconds: float = 30.0,
+    tell: Callable[[str], None] = lambda line: None,
+) -> None:
+    """Carry out the plan with ``jobs`` worker processes; returns when nothing is left or the budget is spent."""
+    if jobs < 1:
+        raise InputError(f"jobs must be at least 1, got {jobs}")
+    budget = budget or Budget()
+    invocation = uuid.uuid4().hex
+    plan = store.root / ".plans" / f"{invocation}.json"
+    counter = store.root / ".plans" / f"{invocation}.epochs"
+    write_plan(
+        plan,
+        entries,
+        store=str(store.root.resolve()),
+        invocation=invocation,
+        driver=os.getpid(),
+        deadline=deadline_of(budget),
+        budget_epochs=budget.epochs,
+        counter=str(counter),
+        checkpoint_seconds=checkpoint_seconds,
+    )
+    crew = _Crew(plan, jobs, tell)
+    try:
+        with crew.forwarding_signals():
+            crew.supervise(entries, store, invocation)
+    finally:
+        crew.stop()
+        plan.unlink(missing_ok=True)
+        counter.unlink(missing_ok=True)
+
+
+class _Crew:
+    def __init__(self, plan: Any, jobs: int, tell: Callable[[str], None]) -> None:
+        self.plan, self.jobs, self.tell = plan, jobs, tell
+        self.workers: list[subprocess.Popen[bytes]] = []
+        self.signal: int | None = None
+        self.crashes: dict[str, int] = {}
+
+    def supervise(self, entries: list[Entry], store: RunStore, invocation: str) -> None:
+        left = {entry.identity.id: entry for entry in entries if entry.identity and not store.finished(entry.identity.id)}
+        total, announced = len(entries), -1
+        for _ in range(min(self.jobs, len(left))):
+            self.workers.append(self._start())
+        while self.workers:
+            time.sleep(0.1)
+            for run_id in [run_id for run_id in left if store.finished(run_id) or self._given_up(store, run_id, invocation)]:
+                del left[run_id]
+            if total - len(left) != announced:
+                announced = total - len(left)
+                self.tell(f"{announced}/{total} runs finished or failed")
+            for worker in [worker for worker in self.workers if worker.poll() is not None]:
+                self.workers.remove(worker)
+                if worker.returncode not in (0, EXIT_SUSPENDED) and self.signal is None:
+                    self._note_crash(worker, entries, store, invocation)
+                    if left:
+                        self.workers.append(self._start())
+        if self.signal is not None:
+            raise Suspended(signal.Signals(self.signal).name, 0, store.root)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        # A session of its own: Ctrl-C reaches the driver alone, which passes it on once.
+        environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        command = [sys.executable, "-m", "sheafdeq.training.engines.worker", str(self.plan)]
+        return subprocess.Popen(command, start_new_session=True, env=environment, stdin=subprocess.DEVNULL)
+
+    def _note_crash(self, worker: subprocess.Popen[bytes], entries: list[Entry], store: RunStore, invocation: str) -> None:
+        self.tell(f"a worker ended with code {worker.returncode}; starting another")
+        for entry in entries:
+            if entry.identity is None or store.holder(entry.identity.id) != worker.pid:
+                continue
+            run_id = entry.identity.id
+            self.crashes[run_id] = self.crashes.get(run_id, 0) + 1
+            if self.crashes[run_id] >= CRASH_LIMIT:
+                store.fail(
+                    run_id,
+                    run=entry.config.title,
+                    error=f"the worker process died {CRASH_LIMIT} times in this run (last code {worker.returncode})",
+                    traceback="",
+                    invocation=invocation,
+                    time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                )
+
+    @staticmethod
+    def _given_up(store: RunStore, run_id: str, invocation: str) -> bool:
+        failure = store.failure(run_id)
+        return failure is not None and failure["invocation"] == invocation
+
+    @contextlib.contextmanager
+    def forwarding_signals(self) -> Iterator[None]:
+        def forward(number: int, frame: Any) -> None:
+            self.signal = number
+            for worker in self.workers:
+                with contextlib.suppress(ProcessLookupError):
+                    worker.send_signal(signal.SIGTERM)
+
+        previous = {}
+        with contextlib.suppress(ValueError):  # not in the main thread: the caller deals with signals
+            for number in (signal.SIGINT, signal.SIGTERM):
+                previous[number] = signal.signal(number, forward)
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def stop(self) -> None:
+        for worker in self.workers:
+            if worker.poll() is None:
+                worker.terminate()
+        for worker in self.workers:
+            try:
+                worker.wait(timeout=60)
+            except subprocess.TimeoutExpired:
+                worker.kill()
+                worker.wait()

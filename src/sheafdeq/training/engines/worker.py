@@ -1,0 +1,141 @@
+"""A worker process: takes runs nobody holds, computes them, and leaves when nothing is left.
+
+Started by the local engine as ``python -m sheafdeq.training.engines.worker PLAN``. The plan is a sealed JSON file.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sheafdeq.records import read_sealed, write_sealed
+from sheafdeq.training.config import TrainingConfig
+from sheafdeq.training.loop import EpochMetrics
+from sheafdeq.training.run import Busy, Identity, Suspended, train
+from sheafdeq.training.store import RunStore
+from sheafdeq.training.sweep import Budget, Entry
+
+__all__ = ["Limits", "attempt", "main", "read_plan", "write_plan"]
+
+EXIT_SUSPENDED = 3
+
+
+class Limits:
+    """When a worker must stop between two epochs: the budget is spent, or the driver is gone.
+
+    Epochs are counted over all workers as the size of one file that each appends a byte to.
+    """
+
+    def __init__(self, budget: Budget, deadline: float | None, counter: Path | None, parent: int | None) -> None:
+        self.epochs = budget.epochs
+        self.deadline = deadline
+        self.parent = parent
+        self._counter = os.open(counter, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666) if counter is not None else None
+
+    def reason(self) -> str | None:
+        """Why to stop now, or None."""
+        if self.parent is not None and os.getppid() != self.parent:
+            return "the sweep's driver is gone"
+        if self.deadline is not None and time.time() >= self.deadline:
+            return "the time budget is spent"
+        if self.epochs is not None and self._counter is not None and os.fstat(self._counter).st_size >= self.epochs:
+            return "the epoch budget is spent"
+        return None
+
+    def __call__(self, metrics: EpochMetrics) -> str | None:
+        """Count one epoch, then as :meth:`reason`."""
+        if self._counter is not None:
+            os.write(self._counter, b".")
+        return self.reason()
+
+
+def attempt(
+    entry: Entry,
+    store: RunStore,
+    invocation: str,
+    limits: Callable[[EpochMetrics], str | None] | None,
+    engine: str,
+    checkpoint_seconds: float,
+) -> str:
+    """Try to finish one run: ``done``, ``busy`` (another process has it), ``failed`` (recorded) or ``suspended``."""
+    assert entry.identity is not None
+    try:
+        train(
+            entry.config,
+            out=store.root,
+            suspend_when=limits,
+            engine=engine,
+            expected=entry.identity,
+            checkpoint_seconds=checkpoint_seconds,
+        )
+        return "done"
+    except Busy:
+        return "busy"
+    except Suspended:
+        return "suspended"
+    except Exception as error:  # one failed run never stops the sweep; the error text is kept and the run retried next time
+        store.fail(
+            entry.identity.id,
+            run=entry.config.title,
+            error=f"{type(error).__name__}: {error}",
+            traceback=traceback.format_exc(),
+            invocation=invocation,
+            time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        )
+        return "failed"
+
+
+def write_plan(path: Path, entries: list[Entry], **settings: Any) -> None:
+    """What the workers read."""
+    runs = [
+        {"config": entry.config.payload(), "identity": vars(entry.identity)} for entry in entries if entry.identity is not None
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_sealed(path, {"runs": runs, **settings})
+
+
+def read_plan(path: Path) -> tuple[list[Entry], dict[str, Any]]:
+    """Entries and settings of a plan."""
+    plan = read_sealed(path)
+    entries = [Entry(TrainingConfig.parse(run["config"]), Identity(**run["identity"])) for run in plan.pop("runs")]
+    return entries, plan
+
+
+def main(path: str) -> int:
+    """Work until every run of the plan is finished, has failed, or the limits end the work."""
+    entries, plan = read_plan(Path(path))
+    store = RunStore(plan["store"])
+    budget = Budget(plan["budget_epochs"])
+    limits = Limits(budget, plan["deadline"], Path(plan["counter"]) if budget.epochs else None, plan["driver"])
+    while True:
+        waiting = False
+        for entry in entries:
+            assert entry.identity is not None
+            run_id = entry.identity.id
+            if store.finished(run_id) or _failed_here(store, run_id, plan["invocation"]):
+                continue
+            if limits.reason() is not None:
+                return EXIT_SUSPENDED
+            result = attempt(entry, store, plan["invocation"], limits, "local", plan["checkpoint_seconds"])
+            if result == "suspended":
+                return EXIT_SUSPENDED
+            waiting = waiting or result == "busy"
+        if not waiting:
+            return 0
+        if limits.reason() is not None:
+            return EXIT_SUSPENDED
+        time.sleep(0.2)  # the rest is in other workers' hands; one of them may yet die
+
+
+def _failed_here(store: RunStore, run_id: str, invocation: str) -> bool:
+    failure = store.failure(run_id)
+    return failure is not None and failure["invocation"] == invocation
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,306 @@
+"""One seed, one split: the training loop as a state that advances by one epoch at a time.
+
+Epoch e scores the parameters theta_e (e updates old) on the validation split, keeps them if they are the best so far, and makes the
+update to theta_{e+1}. A model without randomness in training mode gives loss and validation score from one forward pass; with
+dropout, theta_e is scored by a second pass in evaluation mode. Either way the kept checkpoint is the very parameter vector
+that produced the score. The test split is evaluated once, for the kept checkpoint, at the end.
+
+:meth:`Trainer.state` and :meth:`Trainer.restore` carry everything the next epoch depends on (parameters, optimiser, schedule, random
+generator, best checkpoint, curves), so a resumed run is bitwise equal to one that never stopped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sheafdeq.data.task import Split, Task
+from sheafdeq.equilibrium import EquilibriumModel, GraphModel, Output
+from sheafdeq.errors import InputError, SheafDEQError
+from sheafdeq.registry import Shape, build_model
+from sheafdeq.training.config import TrainingConfig
+from sheafdeq.training.penalty import Penalty, SettlingPenalty
+from sheafdeq.training.schedule import Schedule
+
+__all__ = ["EpochMetrics", "Evaluation", "Trainer", "TrainingError", "evaluate", "is_stochastic", "shape_of"]
+
+
+class TrainingError(SheafDEQError):
+    """Training produced nothing that can be reported."""
+
+
+@dataclass(frozen=True)
+class EpochMetrics:
+    """What one epoch measured. Scores: higher is better."""
+
+    epoch: int  # updates the scored parameters have seen
+    loss: float
+    validation: float
+    best: float
+    best_epoch: int
+    learning_rate: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Metrics and scores of one parameter vector on all splits, and how its solves ended."""
+
+    metrics: dict[str, dict[str, float]]
+    scores: dict[str, float]
+    statuses: dict[str, int]  # graphs by status, over the distinct graphs
+    residual: float | None
+
+
+def shape_of(task: Task) -> Shape:
+    """The sizes a task dictates to a model."""
+    size = task.dimensions
+    return Shape(task.in_channels, task.out_channels, task.edge_dim or None, size.stalk, size.channels, size.steps)
+
+
+def is_stochastic(model: nn.Module) -> bool:
+    """Whether a forward pass in training mode differs from one in evaluation mode (dropout, batch statistics).
+
+    A model may say so itself with the attribute ``stochastic_training``.
+    """
+    declared = getattr(model, "stochastic_training", None)
+    if declared is not None:
+        return bool(declared)
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+            return True
+        if isinstance(module, nn.modules.batchnorm._NormBase):
+            return True
+        rate = getattr(module, "dropout", 0)
+        if isinstance(rate, float | int) and rate > 0:
+            return True
+    return False
+
+
+@torch.no_grad()
+def evaluate(model: GraphModel, task: Task) -> Evaluation:
+    """Score a model in evaluation mode; each distinct graph is run once."""
+    training = model.training
+    model.eval()
+    outputs: dict[int, Output] = {}
+    metrics, scores = {}, {}
+    for name, split in task.splits.items():
+        output = outputs.get(id(split.graph))
+        if output is None:
+            output = outputs.setdefault(id(split.graph), model.run(split.graph))
+        metrics[name] = task.metrics(output.logits, split)
+        scores[name] = task.score(metrics[name])
+    model.train(training)
+    statuses: dict[str, int] = {}
+    residual: float | None = None
+    for output in outputs.values():
+        if output.solution is not None:
+            _count(statuses, output)
+            residual = max(residual or 0.0, output.solution.residual)
+    return Evaluation(metrics, scores, statuses, residual)
+
+
+class Trainer:
+    """The state of one run. ``stopped`` is None until there is nothing left to do."""
+
+    def __init__(self, config: TrainingConfig, task: Task, penalty: Penalty | None = None) -> None:
+        self.config = config
+        self.task = task.to(dtype=getattr(torch, config.dtype))
+        self.shape = shape_of(task)
+        torch.manual_seed(config.seed)
+        self.model = build_model(config.model.name, self.shape, **config.model.options).to(getattr(torch, config.dtype))
+        self.stochastic = is_stochastic(self.model)
+        self.penalty = penalty
+        if penalty is None and config.penalties.active:
+            self.penalty = SettlingPenalty(config.penalties)
+        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        if not parameters:
+            raise InputError(f"model {config.model.name!r} has no trainable parameters")
+        self.optimiser = torch.optim.Adam(parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
+        self.schedule = Schedule(config.schedule, config.max_epochs)
+        self.patience = config.patience if config.patience is not None else task.patience
+        self.epoch = 0
+        self.stopped: str | None = None
+        self.best = -math.inf
+        self.best_epoch = 0
+        self.best_parameters: dict[str, Tensor] = {}
+        self.curves: dict[str, list[Any]] = {"loss": [], "validation": [], "test": []}
+        self.statuses: dict[str, int] = {}
+        self.full_solver = self.model.solver if isinstance(self.model, EquilibriumModel) else None
+        if isinstance(self.model, EquilibriumModel):
+            self.model.solver = _untraced(self.model.solver)
+        self.model.train()
+
+    # ------------------------------------------------------------------ one epoch
+
+    def advance(self) -> EpochMetrics:
+        """Score the present parameters, keep them if best, and update them unless the run is over."""
+        if self.stopped is not None:
+            raise InputError(f"the run is over ({self.stopped})")
+        over = self.epoch >= self.config.max_epochs
+        validation, loss = self._score_and_loss(over)
+        if validation > self.best:  # never true for NaN
+            self.best, self.best_epoch = validation, self.epoch
+            self.best_parameters = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+        self._note_test_score()
+        rate = self.config.learning_rate * self.schedule.rate(self.epoch, validation)
+        value = float(loss.detach())
+        self.curves["loss"].append(value)
+        self.curves["validation"].append(validation)
+        metrics = EpochMetrics(self.epoch, value, validation, self.best, self.best_epoch, rate)
+        if not math.isfinite(value):
+            self.stopped = "non-finite"
+        elif self.config.stop_at_score is not None and validation >= self.config.stop_at_score:
+            self.stopped = "score"
+        elif over:
+            self.stopped = "max_epochs"
+        elif self.epoch - self.best_epoch >= self.patience:
+            self.stopped = "patience"
+        else:
+            self._update(loss, rate)
+            self.epoch += 1
+        return metrics
+
+    def _score_and_loss(self, over: bool) -> tuple[float, Tensor]:
+        """(validation score of the present parameters, training loss with its graph attached unless ``over``)."""
+        if self.stochastic or over:
+            shared, validation = self._validate_separately()
+            if over:
+                return validation, self.task.loss(shared.logits, self.task.train)
+        output = self._run(self.task.train)
+        loss = self.task.loss(output.logits, self.task.train)
+        if not self.stochastic:
+            on_validation = output
+            if self.task.validation.graph is not self.task.train.graph:
+                with torch.no_grad():
+                    on_validation = self._run(self.task.validation)
+            validation = self._score(on_validation, self.task.validation)
+        if self.penalty is not None:
+            loss = loss + self.penalty(output, self.model, self.task.train.graph)
+        return validation, loss
+
+    @torch.no_grad()
+    def _validate_separately(self) -> tuple[Output, float]:
+        """(output on the training graph or None-like output of validation, validation score) in evaluation mode."""
+        self.model.eval()
+        on_validation = self._run(self.task.validation)
+        shared = on_validation
+        if self.task.validation.graph is not self.task.train.graph and self.epoch >= self.config.max_epochs:
+            shared = self._run(self.task.train)
+        self.model.train()
+        return shared, self._score(on_validation, self.task.validation)
+
+    def _run(self, split: Split) -> Output:
+        output = self.model.run(split.graph)
+        if output.solution is not None:
+            _count(self.statuses, output)
+        return output
+
+    def _score(self, output: Output, split: Split) -> float:
+        return self.task.score(self.task.metrics(output.logits.detach(), split))
+
+    def _note_test_score(self) -> None:
+        every = self.config.test_every
+        if every is not None and self.epoch % every == 0:
+            self.model.eval()
+            with torch.no_grad():
+                output = self.model.run(self.task.test.graph)
+            self.model.train()
+            self.curves["test"].append([self.epoch, self._score(output, self.task.test)])
+
+    def _update(self, loss: Tensor, rate: float) -> None:
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        self.optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        if self.config.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
+        self.optimiser.step()
+        self.model.project()
+
+    # ------------------------------------------------------------------ the end
+
+    def finish(self) -> Evaluation:
+        """Put the best parameters back, restore the traced solver, and evaluate every split."""
+        if not self.best_parameters:
+            raise TrainingError(
+                f"{self.config.title}: the validation score was never finite in {self.epoch} epochs (run ended: {self.stopped}); "
+                "try a smaller learning rate or look at the solver status"
+            )
+        self.model.load_state_dict(self.best_parameters)
+        if isinstance(self.model, EquilibriumModel) and self.full_solver is not None:
+            self.model.solver = self.full_solver
+        self.model.eval()
+        return evaluate(self.model, self.task)
+
+    # ------------------------------------------------------------------ resuming
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and plain values from which :meth:`restore` continues bit for bit."""
+        tensors = {f"model/{name}": tensor for name, tensor in self.model.state_dict().items()}
+        tensors.update({f"best/{name}": tensor for name, tensor in self.best_parameters.items()})
+        for index, slots in self.optimiser.state_dict()["state"].items():
+            tensors.update({f"optimiser/{index}/{key}": torch.as_tensor(value) for key, value in slots.items()})
+        tensors["random"] = torch.get_rng_state()
+        values = {
+            "epoch": self.epoch,
+            "stopped": self.stopped,
+            "best": _hex(self.best),
+            "best_epoch": self.best_epoch,
+            "curves": {
+                "loss": [_hex(value) for value in self.curves["loss"]],
+                "validation": [_hex(value) for value in self.curves["validation"]],
+                "test": [[epoch, _hex(value)] for epoch, value in self.curves["test"]],
+            },
+            "statuses": self.statuses,
+            "schedule": self.schedule.state(),
+        }
+        return tensors, values
+
+    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Continue from :meth:`state`."""
+        self.model.load_state_dict(_below(tensors, "model/"))
+        self.best_parameters = _below(tensors, "best/")
+        slots: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in _below(tensors, "optimiser/").items():
+            index, key = name.split("/", 1)
+            slots.setdefault(int(index), {})[key] = tensor
+        groups = self.optimiser.state_dict()["param_groups"]
+        self.optimiser.load_state_dict({"state": slots, "param_groups": groups})
+        torch.set_rng_state(tensors["random"])
+        self.epoch, self.stopped = values["epoch"], values["stopped"]
+        self.best, self.best_epoch = float.fromhex(values["best"]), values["best_epoch"]
+        curves = values["curves"]
+        self.curves = {
+            "loss": [float.fromhex(value) for value in curves["loss"]],
+            "validation": [float.fromhex(value) for value in curves["validation"]],
+            "test": [[epoch, float.fromhex(value)] for epoch, value in curves["test"]],
+        }
+        self.statuses = dict(values["statuses"])
+        self.schedule.restore(values["schedule"])
+
+
+def _hex(value: float) -> str:
+    """A float as text that keeps every bit and may be infinite."""
+    return float(value).hex()
+
+
+def _below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _count(statuses: dict[str, int], output: Output) -> None:
+    assert output.solution is not None
+    for label, number in output.solution.status_counts().items():
+        statuses[label] = statuses.get(label, 0) + number
+
+
+def _untraced(solver: Any) -> Any:
+    """The same solver without the residual of every step, where it has such an option."""
+    if dataclasses.is_dataclass(solver) and any(field.name == "trace" for field in dataclasses.fields(solver)):
+        return dataclasses.replace(solver, trace=False)  # type: ignore[type-var]
+    return solver

@@ -1,0 +1,70 @@
+r"""Penalties that make a trained recurrence settle.
+
+With z the state the model reads out, f its map, and node-wise relative changes
+
+    r_v = |f(z)_v - z_v| / (|z_v| + eps),        s_v = |f(f(z))_v - f(z)_v| / (|f(z)_v| + eps),
+
+the penalty of a graph union is
+
+    residual_weight * mean_v r_v^2  +  residual_max_weight * max_v r_v^2
+    +  rate_weight * mean over graphs of relu(sqrt(sum s_v^2 / (sum r_v^2 + eps)) - rate_target)^2.
+
+Evaluating f once (twice with a rate weight) more per epoch needs no access to the solver's inside, so it serves every
+gradient rule. A penalty of your own is a callable ``(output, model, graph) -> scalar tensor``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from sheafdeq.data.graph import Graph
+from sheafdeq.equilibrium import EquilibriumModel, GraphModel, Output
+from sheafdeq.errors import InputError
+from sheafdeq.training.config import PenaltyConfig
+
+__all__ = ["Penalty", "SettlingPenalty"]
+
+Penalty = Callable[[Output, GraphModel, Graph], Tensor]
+
+
+class SettlingPenalty:
+    """The penalty above, with the weights of a :class:`~sheafdeq.training.config.PenaltyConfig`."""
+
+    def __init__(self, config: PenaltyConfig) -> None:
+        self.config = config
+
+    def __call__(self, output: Output, model: GraphModel, graph: Graph) -> Tensor:
+        """Scalar penalty, differentiable in the parameters."""
+        if not isinstance(model, EquilibriumModel) or output.solution is None:
+            raise InputError(f"settling penalties need an equilibrium model, {type(model).__name__} is feed-forward")
+        config = self.config
+        context = model.prepare(graph)
+        state = output.solution.value
+        if config.steps is not None:
+            state = model.solve(context, graph, steps=config.steps).value
+        image = model.step(state, context)
+        residual = _relative_change_squared(image, state)  # (n,)
+        total = residual.new_zeros(())
+        if config.residual_weight:
+            total = total + config.residual_weight * residual.mean()
+        if config.residual_max_weight:
+            total = total + config.residual_max_weight * residual.max()
+        if config.rate_weight:
+            following = _relative_change_squared(model.step(image, context), image)
+            before = _per_graph_sum(residual, graph)
+            # The derivative of sqrt is unbounded at 0: a graph that has settled exactly has rate sqrt(eps), slope finite.
+            rate = ((_per_graph_sum(following, graph) + 1e-12) / (before + 1e-12)).sqrt()
+            total = total + config.rate_weight * torch.relu(rate - config.rate_target).square().mean()
+        return total
+
+
+def _relative_change_squared(image: Tensor, state: Tensor) -> Tensor:
+    """(n,) squared relative change of every node."""
+    return (image - state).square().sum(dim=1) / (state.square().sum(dim=1) + 1e-12)
+
+
+def _per_graph_sum(values: Tensor, graph: Graph) -> Tensor:
+    return values.new_zeros(graph.num_graphs).index_add(0, graph.graph_ids, values)

@@ -1,0 +1,150 @@
+"""How a run shows itself: a bar on a terminal, plain lines elsewhere, or nothing."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, Protocol, TextIO
+
+from sheafdeq.training.loop import EpochMetrics
+
+__all__ = ["BarProgress", "LineProgress", "Progress", "SilentProgress", "TensorBoardProgress", "progress_from"]
+
+
+class Progress(Protocol):
+    """Told about every epoch."""
+
+    def start(self, title: str, epoch: int, max_epochs: int) -> None:
+        """Before the first epoch; ``epoch`` > 0 when resumed."""
+
+    def update(self, metrics: EpochMetrics) -> None:
+        """After every epoch."""
+
+    def finish(self, message: str) -> None:
+        """At the end, however it came."""
+
+
+class SilentProgress:
+    """Says nothing."""
+
+    def start(self, title: str, epoch: int, max_epochs: int) -> None:
+        """Nothing."""
+
+    def update(self, metrics: EpochMetrics) -> None:
+        """Nothing."""
+
+    def finish(self, message: str) -> None:
+        """Nothing."""
+
+
+class LineProgress:
+    """A line every ``seconds``, and one at either end."""
+
+    def __init__(self, stream: TextIO | None = None, seconds: float = 10.0) -> None:
+        self.stream = stream if stream is not None else sys.stderr
+        self.seconds = seconds
+
+    def start(self, title: str, epoch: int, max_epochs: int) -> None:
+        """Title, and where a resumed run continues."""
+        self.first, self.max_epochs = epoch, max_epochs
+        self.began = self.last = time.monotonic()
+        self._say(title + (f" (resumed at epoch {epoch})" if epoch else ""))
+
+    def update(self, metrics: EpochMetrics) -> None:
+        """Loss, validation score, best so far, epochs per second and time left."""
+        now = time.monotonic()
+        if now - self.last >= self.seconds:
+            self.last = now
+            speed = (metrics.epoch - self.first + 1) / max(now - self.began, 1e-9)
+            left = (self.max_epochs - metrics.epoch) / max(speed, 1e-9)
+            self._say(
+                f"epoch {metrics.epoch}/{self.max_epochs}  loss {metrics.loss:.4f}  validation {metrics.validation:.3f}  "
+                f"best {metrics.best:.3f} (epoch {metrics.best_epoch})  {speed:.2f} epochs/s  at most {_clock(left)} left"
+            )
+
+    def finish(self, message: str) -> None:
+        """How it ended."""
+        self._say(message)
+
+    def _say(self, text: str) -> None:
+        print(text, file=self.stream, flush=True)
+
+
+class BarProgress:
+    """A bar on a terminal (rich)."""
+
+    def start(self, title: str, epoch: int, max_epochs: int) -> None:
+        """Draw the bar."""
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as RichProgress
+
+        self.began, self.first = time.monotonic(), epoch
+        self.bar: Any = RichProgress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.completed}/{task.total}  {task.fields[text]}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+        self.bar.start()
+        self.line = self.bar.add_task(title, total=max_epochs, completed=epoch, text="")
+
+    def update(self, metrics: EpochMetrics) -> None:
+        """Move the bar."""
+        speed = (metrics.epoch - self.first + 1) / max(time.monotonic() - self.began, 1e-9)
+        text = f"loss {metrics.loss:.4f}  validation {metrics.validation:.3f}  best {metrics.best:.3f}  {speed:.1f} epochs/s"
+        self.bar.update(self.line, completed=metrics.epoch, text=text)
+
+    def finish(self, message: str) -> None:
+        """Remove the bar, leave the message."""
+        self.bar.stop()
+        print(message, file=sys.stderr)
+
+
+class TensorBoardProgress:
+    """Curves for TensorBoard (extra ``sheafdeq[tensorboard]``), around another display."""
+
+    def __init__(self, folder: str, inner: Progress) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(folder)
+        self.inner = inner
+
+    def start(self, title: str, epoch: int, max_epochs: int) -> None:
+        """Pass on."""
+        self.inner.start(title, epoch, max_epochs)
+
+    def update(self, metrics: EpochMetrics) -> None:
+        """Write loss, validation score, best score and learning rate."""
+        for name in ("loss", "validation", "best", "learning_rate"):
+            self.writer.add_scalar(name, getattr(metrics, name), metrics.epoch)
+        self.inner.update(metrics)
+
+    def finish(self, message: str) -> None:
+        """Flush and pass on."""
+        self.writer.close()
+        self.inner.finish(message)
+
+
+def progress_from(choice: Progress | str | bool | None) -> Progress:
+    """``"auto"`` or True: a bar on a terminal, else lines; ``"lines"``, ``"bar"``; None or False: silence; or an object of your own."""
+    if choice is None or choice is False:
+        return SilentProgress()
+    if choice is True or choice == "auto":
+        return BarProgress() if sys.stderr.isatty() else LineProgress()
+    if choice == "lines":
+        return LineProgress()
+    if choice == "bar":
+        return BarProgress()
+    if isinstance(choice, str):
+        from sheafdeq.errors import InputError
+
+        raise InputError(f"progress must be 'auto', 'lines', 'bar', None or an object, got {choice!r}")
+    return choice
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}"

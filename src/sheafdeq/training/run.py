@@ -1,0 +1,406 @@
+"""From a configuration to a finished run: identity, resuming, suspension, the record.
+
+``train(config)`` trains and returns; ``train(config, out="runs")`` also files the run in a store (:mod:`sheafdeq.training.store`),
+returns at once if it is there already, and resumes what an earlier attempt left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import sheafdeq
+from sheafdeq.data import Task, load_task
+from sheafdeq.equilibrium import EquilibriumModel, GraphModel
+from sheafdeq.errors import InputError, RecordError, SheafDEQError
+from sheafdeq.records import (
+    RECORD_FILE,
+    Best,
+    ModelFacts,
+    RunRecord,
+    SolveFacts,
+    TaskFacts,
+    digest_of,
+    finite,
+    read_sealed,
+    write_sealed,
+)
+from sheafdeq.registry import Shape, build_model, model_spec
+from sheafdeq.training.checkpoint import load_checkpoint, load_model, load_tensors, restore_parameters, save_checkpoint, save_tensors
+from sheafdeq.training.config import TaskConfig, TrainingConfig
+from sheafdeq.training.loop import EpochMetrics, Evaluation, Trainer
+from sheafdeq.training.penalty import Penalty
+from sheafdeq.training.progress import Progress, progress_from
+from sheafdeq.training.store import RunStore
+from sheafdeq.training.version import code_digest, code_version
+
+__all__ = ["Busy", "Identity", "RunResult", "Suspended", "identify", "task_of", "train"]
+
+STATE_FILE = "state.json"
+
+
+class Suspended(SheafDEQError):
+    """The run stopped before its end with its state saved; the same call continues it."""
+
+    def __init__(self, reason: str, epoch: int, path: Path | None) -> None:
+        where = f"the state is in {path}; run the same command again to continue" if path else "nothing was saved (no output folder)"
+        super().__init__(f"suspended at epoch {epoch} ({reason}); {where}")
+        self.reason = reason
+        self.epoch = epoch
+
+
+class Busy(SheafDEQError):
+    """Another process is computing this run."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a run is named by."""
+
+    id: str
+    task_digest: str
+    code_digest: str
+    code_version: str
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run: its record, the model at the best-validation checkpoint (evaluation mode), its directory if it was stored."""
+
+    record: RunRecord
+    model: GraphModel
+    path: Path | None = None
+    reused: bool = False  # found in the store, nothing was computed
+
+
+@lru_cache(maxsize=2)
+def _cached_task(key: str) -> Task:
+    config = TaskConfig.model_validate_json(key)
+    options = {name: value for name, value in config.options.items()}
+    return load_task(config.name, level=config.level, split=config.split, **options)
+
+
+def task_of(config: TrainingConfig) -> Task:
+    """The task of a configuration; the last two are kept in memory for sweeps."""
+    return _cached_task(config.task.model_dump_json())
+
+
+def _code_roots(config: TrainingConfig) -> set[str]:
+    """Modules that define the model, its parts and the task's builder."""
+    from sheafdeq.data.catalogue import entries
+
+    with torch.random.fork_rng(devices=[]):
+        model = build_model(config.model.name, Shape(2, 2, None, 2, 2, 2), **config.model.options)
+    roots = {type(module).__module__ for module in model.modules()}
+    roots |= {entry.build.__module__ for entry in entries() if entry.name == config.task.name}
+    return {root for root in roots if root.split(".")[0] == "sheafdeq"}
+
+
+def identify(config: TrainingConfig, task_digest: str | None = None) -> Identity:
+    """The identity of a run. ``task_digest`` saves loading the task when it is known."""
+    task_digest = task_digest if task_digest is not None else task_of(config).digest
+    digest = code_digest(_code_roots(config))
+    version = code_version(digest)
+    payload = config.payload()
+    # The options are named in full, so that a changed default is another run.
+    payload["model"]["options"] = {**model_spec(config.model.name).options, **payload["model"]["options"]}
+    if config.init_from is not None:
+        payload["init_from"] = load_checkpoint(config.init_from)[1]["tensors"]
+    return Identity(digest_of({"config": payload, "task": task_digest, "code": version}), task_digest, digest, version)
+
+
+# ---------------------------------------------------------------------- suspension
+
+
+class _Interrupt:
+    """Turns SIGINT and SIGTERM into a request that the loop honours between epochs; a second signal is immediate."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self._previous: dict[int, Any] = {}
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._previous[number] = signal.signal(number, self._note)
+        try:
+            yield
+        finally:
+            for number, handler in self._previous.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, frame: Any) -> None:
+        self.reason = signal.Signals(number).name
+        signal.signal(number, self._previous[number])
+
+
+# ---------------------------------------------------------------------- train
+
+
+def train(
+    config: TrainingConfig,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    resume: bool = True,
+    progress: Progress | str | bool | None = None,
+    stop_when: Callable[[EpochMetrics], bool] | None = None,
+    suspend_when: Callable[[EpochMetrics], str | None] | None = None,
+    penalty: Penalty | None = None,
+    task: Task | None = None,
+    checkpoint_seconds: float = 30.0,
+    engine: str = "direct",
+    expected: Identity | None = None,
+) -> RunResult:
+    """Train one configuration and return its record and its best-validation model.
+
+    * ``out``: a run store. A finished run is returned from it; an unfinished one is resumed unless ``resume=False``.
+    * ``stop_when(metrics)``: end the run early. Such a run is not the configuration's, so it cannot be stored (use
+      ``stop_at_score`` in the configuration for that).
+    * ``suspend_when(metrics)``: a reason to save the state and raise :class:`Suspended`, or None. Ctrl-C and SIGTERM do the same.
+    * ``penalty``, ``task``: objects of your own instead of the configured ones; cannot be stored either.
+    * ``expected``: the identity a sweep has computed; a different code digest (the sources were edited meanwhile) is refused.
+    """
+    if out is not None and any(value is not None for value in (stop_when, penalty, task)):
+        raise InputError("stop_when, penalty and task are not part of the configuration, so the run cannot be stored: leave out=None")
+    if out is None:
+        return _train(config, task if task is not None else task_of(config), None, None, resume, progress_from(progress),
+                      stop_when, suspend_when, penalty, checkpoint_seconds, engine)  # fmt: skip
+    store = RunStore(out)
+    identity = expected
+    if identity is not None and store.finished(identity.id):
+        return _from_store(store, identity.id)
+    # The digest of the data really in memory is part of the identity: a sweep's cached one is checked here.
+    found = identify(config)
+    if identity is not None and identity.id != found.id:
+        part = "code" if identity.code_version != found.code_version else "task"
+        raise RecordError(f"{config.title}: the {part} changed since the sweep was planned; start the sweep again")
+    identity = found
+    if store.finished(identity.id):
+        return _from_store(store, identity.id)
+    claim = store.claim(identity.id)
+    if claim is None:
+        raise Busy(f"run {identity.id[:12]} is being computed by another process; wait for it or use another --out")
+    try:
+        if store.finished(identity.id):
+            return _from_store(store, identity.id)
+        return _train(config, task_of(config), store, identity, resume, progress_from(progress),
+                      None, suspend_when, None, checkpoint_seconds, engine)  # fmt: skip
+    finally:
+        claim.release()
+
+
+def _from_store(store: RunStore, run_id: str) -> RunResult:
+    return RunResult(store.record(run_id), load_model(store.path(run_id)), store.path(run_id), reused=True)
+
+
+def _train(
+    config: TrainingConfig,
+    task: Task,
+    store: RunStore | None,
+    identity: Identity | None,
+    resume: bool,
+    progress: Progress,
+    stop_when: Callable[[EpochMetrics], bool] | None,
+    suspend_when: Callable[[EpochMetrics], str | None] | None,
+    penalty: Penalty | None,
+    checkpoint_seconds: float,
+    engine: str,
+) -> RunResult:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(config.threads)
+    interrupt = _Interrupt()
+    try:
+        with torch.random.fork_rng(devices=[]), interrupt.listening():
+            trainer = Trainer(config, task, penalty)
+            if config.init_from is not None:
+                restore_parameters(trainer.model, load_checkpoint(config.init_from)[0], config.init_from)
+            work = store.work(identity.id) if store is not None and identity is not None else None
+            clock = _Clock()
+            if work is not None and resume:
+                clock.spent = _restore(trainer, work)
+            began_at = trainer.epoch
+            progress.start(config.title, began_at, config.max_epochs)
+            message = "failed"
+            saved = time.monotonic()
+            try:
+                while trainer.stopped is None:
+                    metrics = trainer.advance()
+                    progress.update(metrics)
+                    if trainer.stopped is not None:
+                        break
+                    if stop_when is not None and stop_when(metrics):
+                        trainer.stopped = "stop_when"
+                        break
+                    reason = interrupt.reason or (suspend_when(metrics) if suspend_when is not None else None)
+                    if reason is not None:
+                        if work is not None:
+                            _save(trainer, work, clock)
+                        raise Suspended(reason, trainer.epoch, work)
+                    if work is not None and time.monotonic() - saved >= checkpoint_seconds:
+                        _save(trainer, work, clock)
+                        saved = time.monotonic()
+                evaluation = trainer.finish()
+                message = (
+                    f"{config.title}: {trainer.stopped} after {trainer.epoch} epochs; best epoch {trainer.best_epoch}, "
+                    f"validation {evaluation.scores['validation']:.3f}, test {evaluation.scores['test']:.3f} ({task.score_name})"
+                )
+            except Suspended as error:
+                message = str(error)
+                raise
+            finally:
+                progress.finish(message)
+            record = _record(config, task, trainer, evaluation, identity, clock, began_at, engine)
+            path = None
+            if store is not None and identity is not None:
+                path = store.path(identity.id)
+                with store.writing(identity.id) as aside:
+                    files = save_checkpoint(
+                        aside, trainer.model.state_dict(), config.model.name, record.model.options, trainer.shape,
+                        task=config.task.model_dump(mode="json"), run=identity.id,
+                    )  # fmt: skip
+                    record = record.model_copy(update={"checkpoint": files})
+                    write_sealed(aside / RECORD_FILE, record.payload())
+                record = store.record(identity.id)
+                store.discard_work(identity.id)
+                store.forgive(identity.id)
+            return RunResult(record, trainer.model, path)
+    finally:
+        torch.set_num_threads(threads)
+
+
+class _Clock:
+    """Wall and CPU seconds, over all attempts."""
+
+    def __init__(self) -> None:
+        self.wall, self.cpu = time.monotonic(), time.process_time()
+        self.spent = {"wall_seconds": 0.0, "cpu_seconds": 0.0}
+
+    def total(self) -> dict[str, float]:
+        return {
+            "wall_seconds": round(self.spent["wall_seconds"] + time.monotonic() - self.wall, 3),
+            "cpu_seconds": round(self.spent["cpu_seconds"] + time.process_time() - self.cpu, 3),
+        }
+
+
+def _save(trainer: Trainer, work: Path, clock: _Clock) -> None:
+    """Write the state so that a crash at any moment leaves the old or the new one complete."""
+    work.mkdir(parents=True, exist_ok=True)
+    tensors, values = trainer.state()
+    name = f"state-{trainer.epoch}.safetensors"
+    digest = save_tensors(work / name, tensors)
+    write_sealed(work / STATE_FILE, {"tensors": name, "sha256": digest, "values": values, "spent": clock.total()})
+    for other in work.iterdir():
+        if other.name not in (name, STATE_FILE):
+            other.unlink(missing_ok=True)
+
+
+def _restore(trainer: Trainer, work: Path) -> dict[str, float]:
+    """Continue from saved state if there is any; returns the seconds already spent."""
+    if not (work / STATE_FILE).is_file():
+        return {"wall_seconds": 0.0, "cpu_seconds": 0.0}
+    state = read_sealed(work / STATE_FILE)
+    trainer.restore(load_tensors(work / state["tensors"], state["sha256"]), state["values"])
+    return state["spent"]
+
+
+def _record(
+    config: TrainingConfig,
+    task: Task,
+    trainer: Trainer,
+    evaluation: Evaluation,
+    identity: Identity | None,
+    clock: _Clock,
+    began_at: int,
+    engine: str,
+) -> RunRecord:
+    spec = model_spec(config.model.name)
+    options = {**spec.options, **config.model.options}
+    constant = task.score(task.constant_score)
+    curves = {
+        "loss": [finite(value, 5) for value in trainer.curves["loss"]],
+        "validation": [finite(value, 6) for value in trainer.curves["validation"]],
+        "test": [[epoch, finite(value, 6)] for epoch, value in trainer.curves["test"]],
+    }
+    return RunRecord(
+        id=identity.id if identity else "",
+        config=config.payload(),
+        task=TaskFacts(
+            name=task.name, title=task.title, level=config.task.level, split=config.task.split, options=dict(task.options),
+            digest=task.digest, score=task.score_name, constant_score=finite(constant),
+        ),
+        model=ModelFacts(
+            name=spec.name, title=spec.title, family=spec.family, options=options, parameters=trainer.model.num_parameters(),
+        ),
+        code={"version": identity.code_version, "digest": identity.code_digest} if identity else {},
+        epochs=trainer.epoch,
+        stopped=trainer.stopped or "",
+        best=Best(epoch=trainer.best_epoch, validation=trainer.best),
+        scores=evaluation.scores,
+        metrics={split: {name: finite(value) for name, value in values.items()} for split, values in evaluation.metrics.items()},
+        solves=_solve_facts(trainer, evaluation),
+        curves={name: values for name, values in curves.items() if values or name != "test"},
+        checkpoint={},
+        timing={
+            **clock.total(),
+            "epochs_in_this_attempt": trainer.epoch - began_at,
+            "peak_memory_megabytes": round(_peak_memory() / 2**20, 1),
+            "threads": config.threads,
+            "engine": engine,
+            "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "machine": _machine(),
+        },
+    )  # fmt: skip
+
+
+def _solve_facts(trainer: Trainer, evaluation: Evaluation) -> SolveFacts | None:
+    if not isinstance(trainer.model, EquilibriumModel) or not evaluation.statuses:
+        return None
+    solver = trainer.model.solver
+    return SolveFacts(
+        to_tolerance=bool(getattr(solver, "stop_early", False)),
+        steps=solver.steps,
+        tolerance=getattr(solver, "tolerance", None),
+        training=trainer.statuses,
+        final=evaluation.statuses,
+        residual=finite(evaluation.residual) if evaluation.residual is not None else None,
+    )
+
+
+def _peak_memory() -> int:
+    """Largest resident size of this process so far, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+@lru_cache(maxsize=1)
+def _machine() -> dict[str, Any]:
+    processor = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                processor = line.split(":", 1)[1].strip()
+                break
+    return {
+        "processor": processor,
+        "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "sheafdeq": sheafdeq.__version__,
+    }

@@ -1,0 +1,266 @@
+"""A grid of runs over a run store: what is in it, what is done, what is left.
+
+A sweep is a TOML file:
+
+    name = "mine"
+    seeds = [42, 43]
+    [training]                       # any TrainingConfig field, for all runs
+    max_epochs = 300
+    [[tasks]]
+    name = "community"
+    level = 7
+    [[models]]
+    name = "sheafdeq"                # without options: the configurations of the paper's full table
+    [[models]]
+    name = "ignn"
+    options = [{ kappa = 0.9 }, { kappa = 0.95 }]
+    [[exclude]]                      # pairs that are not run
+    model = "eignn"
+    task = "sums"
+
+Runs are ordered by seed, then task, then model, so that every cell of a table has one seed before any has two.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sheafdeq.errors import InputError, SheafDEQError, UsageError
+from sheafdeq.records import digest_of, read_sealed, write_sealed
+from sheafdeq.registry import model_spec
+from sheafdeq.training.config import Option, TaskConfig, TrainingConfig, describe, read_toml
+from sheafdeq.training.run import Identity, identify, task_of
+from sheafdeq.training.store import RunStore
+from sheafdeq.training.version import code_digest
+
+__all__ = ["Budget", "Entry", "Sweep", "preset_names"]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class ModelGrid(_Frozen):
+    """A model and the option sets to run; None means the registry's grid for the paper's full table."""
+
+    name: str
+    options: list[dict[str, Option]] | None = None
+
+
+class Exclusion(_Frozen):
+    """A pair that is not run."""
+
+    model: str
+    task: str
+
+
+class SweepFile(_Frozen):
+    """The schema of a sweep file."""
+
+    name: str
+    description: str = ""
+    seeds: list[int]
+    tasks: list[TaskConfig]
+    models: list[ModelGrid]
+    training: dict[str, Any] = Field(default_factory=dict)
+    exclude: list[Exclusion] = Field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One planned run. Without an identity its task could not be loaded, and ``error`` says why."""
+
+    config: TrainingConfig
+    identity: Identity | None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What one invocation may spend: epochs over all runs, or seconds."""
+
+    epochs: int | None = None
+    seconds: float | None = None
+
+    @staticmethod
+    def parse(text: str | None) -> Budget:
+        """``500`` or ``500epochs``; ``2h``, ``90m``, ``30s``."""
+        if text is None:
+            return Budget()
+        units = {"h": 3600.0, "hours": 3600.0, "m": 60.0, "s": 1.0}
+        number = text.strip().rstrip("abcdefghijklmnopqrstuvwxyz ")
+        unit = text.strip()[len(number) :].strip()
+        try:
+            if unit in ("", "e", "epochs"):
+                return Budget(epochs=_positive(int(number)))
+            return Budget(seconds=_positive(float(number) * units[unit]))
+        except (ValueError, KeyError) as error:
+            raise UsageError(f"budget {text!r} is neither epochs (500) nor time (2h, 90m, 30s)") from error
+
+
+def _positive(value: Any) -> Any:
+    if not value > 0:
+        raise ValueError(value)
+    return value
+
+
+def preset_names() -> list[str]:
+    """Presets that ship with the package."""
+    folder = resources.files("sheafdeq.training") / "presets"
+    return sorted(path.name.removesuffix(".toml") for path in folder.iterdir() if path.name.endswith(".toml"))
+
+
+class Sweep:
+    """A sweep file with its runs."""
+
+    def __init__(self, file: SweepFile, overrides: dict[str, Any] | None = None) -> None:
+        self.file = file
+        self.name = file.name
+        self.overrides = overrides or {}
+
+    @staticmethod
+    def load(preset: str | Path, overrides: dict[str, Any] | None = None) -> Sweep:
+        """A preset by name, or a TOML file; ``overrides`` replace training fields of every run."""
+        text = str(preset)
+        if text in preset_names():
+            with resources.as_file(resources.files("sheafdeq.training") / "presets" / f"{text}.toml") as path:
+                values = read_toml(path)
+        elif text.endswith(".toml"):
+            values = read_toml(Path(text))
+        else:
+            raise UsageError(f"there is no preset {text!r}; presets are {', '.join(preset_names())}, or give a .toml file")
+        try:
+            return Sweep(SweepFile.model_validate(values), overrides)
+        except ValidationError as error:
+            raise InputError(f"{text}: {describe(error)}") from error
+
+    def configs(self) -> list[TrainingConfig]:
+        """All runs, by seed, task, model."""
+        excluded = {(pair.model, pair.task) for pair in self.file.exclude}
+        configs = []
+        for seed in self.file.seeds:
+            for task in self.file.tasks:
+                for grid in self.file.models:
+                    if (grid.name, task.name) in excluded:
+                        continue
+                    options = grid.options if grid.options is not None else list(model_spec(grid.name).grid)
+                    for option in options:
+                        values = {
+                            **self.file.training,
+                            "task": task.model_dump(),
+                            "model": {"name": grid.name, "options": dict(option)},
+                            "seed": seed,
+                            **self.overrides,
+                        }
+                        configs.append(TrainingConfig.parse(values, f"sweep {self.name}"))
+        return configs
+
+    def plan(self, store: RunStore, shard: tuple[int, int] = (1, 1)) -> list[Entry]:
+        """The runs of one shard (i of n, counted from 1) with their identities."""
+        index, count = shard
+        digests: dict[str, str | Exception] = {}
+        entries = []
+        for config in self.configs()[index - 1 :: count]:
+            key = config.task.model_dump_json()
+            if key not in digests:
+                try:
+                    digests[key] = _task_digest(config, store)
+                except SheafDEQError as error:  # missing data files fail their runs, not the sweep
+                    digests[key] = error
+            digest = digests[key]
+            if isinstance(digest, Exception):
+                entries.append(Entry(config, None, str(digest)))
+                continue
+            try:
+                entries.append(Entry(config, identify(config, digest)))
+            except SheafDEQError as error:
+                entries.append(Entry(config, None, str(error)))
+        return entries
+
+    def status(self, store: RunStore, entries: Iterable[Entry] | None = None) -> dict[str, Any]:
+        """Counts (done, running, failed, left, total), failures, and the time left at the present pace."""
+        entries = list(entries) if entries is not None else self.plan(store)
+        counts = {"done": 0, "running": 0, "failed": 0, "left": 0, "total": len(entries)}
+        seconds: dict[tuple[str, str], list[float]] = {}
+        waiting: list[tuple[str, str]] = []
+        failures = []
+        for entry in entries:
+            kind = (entry.config.task.name, entry.config.model.name)
+            state, error = _state(store, entry)
+            counts[state] += 1
+            if state == "done":
+                assert entry.identity is not None
+                seconds.setdefault(kind, []).append(store.record(entry.identity.id).timing["wall_seconds"])
+            elif state == "failed":
+                failures.append({"run": entry.config.title, "id": entry.identity.id if entry.identity else None, "error": error})
+            else:
+                waiting.append(kind)
+        return {
+            "sweep": self.name,
+            **counts,
+            "seconds_left": _time_left(seconds, waiting, max(1, counts["running"])),
+            "failures": failures,
+        }
+
+
+def _state(store: RunStore, entry: Entry) -> tuple[str, str | None]:
+    if entry.identity is None:
+        return "failed", entry.error
+    if store.finished(entry.identity.id):
+        return "done", None
+    if store.running(entry.identity.id):
+        return "running", None
+    failure = store.failure(entry.identity.id)
+    return ("failed", failure["error"]) if failure else ("left", None)
+
+
+def _time_left(seconds: dict[tuple[str, str], list[float]], waiting: list[tuple[str, str]], workers: int) -> float | None:
+    """Mean wall time of finished runs of the same task and model (of all runs where there is none), over the workers."""
+    everything = [value for values in seconds.values() for value in values]
+    if not waiting:
+        return 0.0
+    if not everything:
+        return None
+    overall = sum(everything) / len(everything)
+    total = sum(sum(seconds[kind]) / len(seconds[kind]) if kind in seconds else overall for kind in waiting)
+    return round(total / workers, 1)
+
+
+def _task_digest(config: TrainingConfig, store: RunStore) -> str:
+    """Digest of a task, remembered in the store so that status need not generate the data again."""
+    from sheafdeq.data.catalogue import entries
+
+    builders = {entry.build.__module__ for entry in entries() if entry.name == config.task.name}
+    key = digest_of({"task": config.task.model_dump(mode="json"), "code": code_digest(builders)})
+    path = store.root / ".tasks" / f"{key}.json"
+    if path.is_file():
+        return read_sealed(path)
+    digest = task_of(config).digest
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_sealed(path, digest)
+    return digest
+
+
+def parse_shard(text: str | None) -> tuple[int, int]:
+    """``i/n`` with 1 <= i <= n."""
+    if text is None:
+        return 1, 1
+    try:
+        index, count = (int(part) for part in text.split("/"))
+    except ValueError as error:
+        raise UsageError(f"shard must be i/n such as 1/4, got {text!r}") from error
+    if not 1 <= index <= count:
+        raise UsageError(f"shard i/n needs 1 <= i <= n, got {text!r}")
+    return index, count
+
+
+def deadline_of(budget: Budget) -> float | None:
+    """The moment (``time.time``) at which a time budget ends."""
+    return time.time() + budget.seconds if budget.seconds is not None else None
