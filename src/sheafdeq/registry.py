@@ -8,9 +8,19 @@ from typing import Any
 
 from sheafdeq.equilibrium import GraphModel
 from sheafdeq.errors import InputError
+from sheafdeq.models.appnp import APPNP
+from sheafdeq.models.dnsd import DNSD
+from sheafdeq.models.eignn import EIGNN
+from sheafdeq.models.gat import GAT
+from sheafdeq.models.gcn import GCN
+from sheafdeq.models.graph_attn_deq import GraphAttnDEQ
+from sheafdeq.models.ignn import IGNN
+from sheafdeq.models.loop_transformer import LoopTransformer
+from sheafdeq.models.mlp import MLP
+from sheafdeq.models.neural_sheaf_diffusion import NeuralSheafDiffusion
 from sheafdeq.models.sheaf_deq import SheafDEQ
 
-__all__ = ["MODELS", "ModelSpec", "Shape", "build_model", "model_spec"]
+__all__ = ["COMMUNITY", "MODELS", "ModelSpec", "Shape", "build_model", "model_spec"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +40,10 @@ class Shape:
         return self.stalk_dim * self.channels
 
 
+COMMUNITY = Shape(in_channels=2, out_channels=3, edge_dim=None, stalk_dim=3, channels=16, steps=20)
+"""The community benchmark; the paper's printed parameter counts need three input features instead of the real two."""
+
+
 @dataclass(frozen=True)
 class ModelSpec:
     """One model: how to build it, which options it takes, and its line of the architecture table."""
@@ -44,47 +58,198 @@ class ModelSpec:
     well_posedness: str = ""
     gradient: str = ""
     inference: str = ""
-
-
-def _sheaf_deq(shape: Shape, options: dict[str, Any]) -> SheafDEQ:
-    return SheafDEQ(
-        shape.in_channels,
-        shape.out_channels,
-        shape.stalk_dim,
-        shape.channels,
-        steps=shape.steps,
-        edge_dim=shape.edge_dim,
-        **options,
-    )
+    printed_parameters: Mapping[str, int] = field(default_factory=dict)  # the paper's count; keys: value of ``maps``, or ""
+    in_paper: bool = True
 
 
 _SHIFTS = tuple({"shift": shift} for shift in (1.2, 1.3, 1.4, 1.6))
 _SHEAF_OPTIONS = {"shift": 1.3, "norm_order": 2.0, "gradient": "unrolled"}
 
+
+def _stalked(model: Callable[..., GraphModel], *, steps: bool = False, edges: bool = False, **fixed: Any) -> Any:
+    """A builder for models sized by (d, q): stalks or heads."""
+
+    def build(shape: Shape, options: dict[str, Any]) -> GraphModel:
+        sizes = {"steps": shape.steps} if steps else {}
+        if edges and options.pop("edge_features", True):
+            sizes["edge_dim"] = shape.edge_dim
+        return model(shape.in_channels, shape.out_channels, shape.stalk_dim, shape.channels, **sizes, **{**options, **fixed})
+
+    return build
+
+
+def _wide(model: Callable[..., GraphModel], *, steps: str | None = None) -> Any:
+    """A builder for models sized by c alone; ``steps`` names the argument that takes K, if there is one."""
+
+    def build(shape: Shape, options: dict[str, Any]) -> GraphModel:
+        sizes = {steps: shape.steps} if steps else {}
+        return model(shape.in_channels, shape.out_channels, shape.width, **sizes, **options)
+
+    return build
+
+
 _SPECS = (
+    ModelSpec(
+        "mlp",
+        "MLP",
+        "mlp",
+        _wide(MLP, steps="layers"),
+        {"dropout": 0.5},
+        propagation="none",
+        well_posedness="not required",
+        gradient="backpropagation",
+        inference="feed-forward",
+        printed_parameters={"": 42_675},
+    ),
+    ModelSpec(
+        "appnp",
+        "APPNP",
+        "appnp",
+        _wide(APPNP, steps="steps"),
+        {"alpha": 0.1, "dropout": 0.5, "gradient": "unrolled"},
+        propagation="graph convolution",
+        well_posedness="contraction of rate 1 - alpha",
+        gradient="unrolled differentiation",
+        inference="K-step recurrence",
+        printed_parameters={"": 2_691},
+    ),
+    ModelSpec(
+        "appnp-tanh",
+        "APPNP, shifted tanh",
+        "appnp",
+        _wide(APPNP, steps="steps"),
+        {"alpha": 0.1, "shift": 1.25, "dropout": 0.5, "gradient": "unrolled"},
+        ({"shift": 1.25}, {"shift": 1.65}),
+        propagation="graph convolution",
+        well_posedness="contraction of rate 1 - alpha (tanh is 1-Lipschitz); positive subhomogeneity",
+        gradient="unrolled differentiation",
+        inference="K-step recurrence",
+        printed_parameters={"": 2_691},
+    ),
+    ModelSpec(
+        "ignn",
+        "IGNN",
+        "ignn",
+        _wide(IGNN),
+        {"kappa": 0.9, "steps": 50, "tolerance": 1e-6, "gradient": "implicit"},
+        propagation="graph convolution",
+        well_posedness="projected weight norm",
+        gradient="implicit differentiation",
+        inference="recurrence to tolerance",
+        printed_parameters={"": 2_643},
+    ),
+    ModelSpec(
+        "eignn",
+        "EIGNN",
+        "eignn",
+        _wide(EIGNN),
+        {"gamma": 0.9, "self_loops": False, "normalise": False, "max_nodes": 10_000},
+        propagation="graph convolution",
+        well_posedness="norm-bounded positive semidefinite mixing",
+        gradient="closed-form adjoint",
+        inference="direct solution",
+        printed_parameters={"": 2_643},
+    ),
+    ModelSpec(
+        "graph-attn-deq",
+        "GraphAttnDEQ",
+        "graph-attn-deq",
+        _stalked(GraphAttnDEQ, steps=True, edges=True),
+        {"shift": 1.3, "pre_norm": False, "norm_order": 2.0, "edge_features": True, "gradient": "unrolled"},
+        _SHIFTS,
+        "graph attention",
+        "not provided",
+        "unrolled differentiation",
+        "K-step recurrence",
+        {"": 9_555},
+    ),
+    ModelSpec(
+        "loop-transformer",
+        "Loop Transformer",
+        "loop-transformer",
+        _stalked(LoopTransformer, steps=True, edges=True),
+        {"dropout": 0.1, "edge_features": True, "gradient": "unrolled"},
+        propagation="graph attention",
+        well_posedness="not provided",
+        gradient="unrolled differentiation",
+        inference="K-step recurrence",
+        printed_parameters={"": 21_843},
+    ),
     ModelSpec(
         "sheafdeq",
         "SheafDEQ",
         "sheafdeq",
-        lambda shape, options: _sheaf_deq(shape, {**options, "pre_norm": True}),
+        _stalked(SheafDEQ, steps=True, edges=True, pre_norm=True),
         _SHEAF_OPTIONS,
         _SHIFTS,
         "adaptive sheaf propagation",
         "measured and certified per model (the published theorem has a counterexample)",
         "unrolled differentiation",
         "recurrence",
+        {"": 11_045},
     ),
     ModelSpec(
         "sheafdeq-no-norm",
         "SheafDEQ without pre-norm (ablation)",
         "sheafdeq-no-norm",
-        lambda shape, options: _sheaf_deq(shape, {**options, "pre_norm": False}),
+        _stalked(SheafDEQ, steps=True, edges=True, pre_norm=False),
         _SHEAF_OPTIONS,
         _SHIFTS,
         "adaptive sheaf propagation",
         "not provided",
         "unrolled differentiation",
         "recurrence",
+        {"": 11_045},
+    ),
+    ModelSpec(
+        "dnsd",
+        "DNSD",
+        "dnsd",
+        _stalked(DNSD),
+        {"maps": "diagonal", "activation": "tanh", "gate": False, "layers": 12},
+        tuple({"maps": maps, "activation": activation} for maps in ("diagonal", "full") for activation in ("tanh", "relu")),
+        "sheaf propagation, untied layers",
+        "not required",
+        "backpropagation",
+        "feed-forward",
+        {"diagonal": 11_691, "full": 25_659},
+    ),
+    ModelSpec(
+        "nsd",
+        "Neural Sheaf Diffusion",
+        "nsd",
+        _stalked(NeuralSheafDiffusion),
+        {"maps": "diagonal", "layers": 4, "dropout": 0.0},
+        tuple({"maps": maps} for maps in ("diagonal", "full", "orthogonal")),
+        "sheaf Laplacian, untied layers",
+        "not required",
+        "backpropagation",
+        "feed-forward",
+        in_paper=False,
+    ),
+    ModelSpec(
+        "gcn",
+        "GCN",
+        "gcn",
+        _wide(GCN),
+        {"layers": 2, "dropout": 0.5},
+        propagation="graph convolution",
+        well_posedness="not required",
+        gradient="backpropagation",
+        inference="feed-forward",
+        in_paper=False,
+    ),
+    ModelSpec(
+        "gat",
+        "GAT",
+        "gat",
+        _stalked(GAT),
+        {"layers": 2, "dropout": 0.5},
+        propagation="graph attention",
+        well_posedness="not required",
+        gradient="backpropagation",
+        inference="feed-forward",
+        in_paper=False,
     ),
 )
 

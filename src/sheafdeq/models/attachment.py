@@ -1,0 +1,31 @@
+"""Attaching a solution that was found without recording to the autograd graph, with an adjoint solved by any means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["attach"]
+
+
+class _Attach(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, attached: Tensor, value: Tensor, solve_adjoint: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.solve_adjoint = solve_adjoint
+        return value.clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.solve_adjoint(cotangent), None, None
+
+
+def attach(value: Tensor, attached: Tensor, solve_adjoint: Callable[[Tensor], Tensor]) -> Tensor:
+    """``value`` with the gradient of ``attached``, whose cotangent g is first replaced by ``solve_adjoint(g)``.
+
+    For z = f(z, theta) take ``attached = f(z, theta)`` with z detached and let ``solve_adjoint`` return u = g + J^T u.
+    """
+    return _Attach.apply(attached, value, solve_adjoint)

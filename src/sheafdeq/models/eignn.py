@@ -1,0 +1,189 @@
+"""EIGNN: a linear equilibrium of infinite depth, solved in closed form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sheafdeq.adjoints import Adjoint
+from sheafdeq.data.graph import Graph
+from sheafdeq.distances import SUP
+from sheafdeq.equilibrium import EquilibriumModel
+from sheafdeq.errors import InputError
+from sheafdeq.models.attachment import attach
+from sheafdeq.models.initialise import xavier
+from sheafdeq.models.propagation import Pattern, checked_positive, gcn_weights, pattern_of, propagate
+from sheafdeq.models.spectrum import Spectrum, spectrum_of
+from sheafdeq.recurrence import Incidence, edge_field, node_field
+from sheafdeq.solvers import Picard, Solution, Solver, Status
+from sheafdeq.solvers.iterate import per_graph_max
+
+__all__ = ["EIGNN", "EignnContext"]
+
+EPSILON_F = 1e-12
+
+
+@dataclass(frozen=True, eq=False)
+class EignnContext:
+    """What stays constant during one solve."""
+
+    incidence: Incidence
+    pattern: Pattern  # of the whole graph
+    mixing: Tensor  # (c, c) M(F)
+    drive: Tensor = node_field()  # (n, c) B(X)
+    own_weight: Tensor = node_field()  # (n,)
+    edge_weight: Tensor = edge_field()  # (e,)
+
+
+class EIGNN(EquilibriumModel):
+    r"""A linear fixed point with a positive semidefinite mixing matrix of norm below one.
+
+    .. math::
+        H^\star = \hat A H^\star M + B(X), \qquad M = \frac{\gamma F^\top F}{\|F^\top F\|_F + \varepsilon}, \qquad \hat Y = r(H^\star)
+
+    With :math:`\hat A = Q \Lambda Q^\top` of each graph (computed once, :mod:`~sheafdeq.models.spectrum`) and
+    :math:`M = P \Sigma P^\top` (every call), :math:`H^\star = Q [(Q^\top B P)_{ij} / (1 - \Lambda_i \Sigma_j)] P^\top`.
+    :math:`|\Lambda| \le 1` and :math:`0 \le \Sigma \le \gamma < 1`, so the denominator is at least 1 - gamma.
+
+    Gradient: the adjoint :math:`U = \hat A U M + \partial L / \partial H^\star` is the same equation and is solved by the same
+    decomposition; then dB = U and dM = (A H)^T U. This is the exact derivative. It equals autograd through ``eigh(M)``, which the paper uses,
+    wherever that exists (a test); autograd divides by differences of eigenvalues and fails when two of them meet, which weight
+    decay provokes.
+
+    Liu et al., "EIGNN: Efficient Infinite-Depth Graph Neural Networks", NeurIPS 2021. The paper's form is followed: no self-loops,
+    gamma fixed at 0.9. Deviations of the released code (liu-jc/EIGNN): self-loops, gamma 0.8, rows normalised and dropout 0.5
+    before a bias-free readout, the raw features (no B) or a bias-free linear B, and one decomposition of the whole data set. Options
+    ``self_loops``, ``gamma`` and ``normalise`` give the first three. 2,643 parameters at f = 3, c = 48, o = 3.
+
+    The iteration is there too: asking for ``steps``, a ``solver``, an ``adjoint``, an ``initial_state`` or an observer iterates the map, so
+    diagnostics and the asynchronous runtime work as for every other model. Directed graphs must be iterated.
+
+    Args:
+        in_channels: f.
+        out_channels: o.
+        width: c.
+        gamma: in (0, 1).
+        self_loops: use the self-looped adjacency.
+        normalise: scale rows of the equilibrium to unit length before the readout.
+        max_nodes: largest single graph that is decomposed.
+        steps: step limit when iterating.
+        solver, gradient: used when iterating.
+
+    Shapes: x (n, f) -> (n, o). Edge features are ignored.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        width: int = 48,
+        *,
+        gamma: float = 0.9,
+        self_loops: bool = False,
+        normalise: bool = False,
+        max_nodes: int = 10_000,
+        steps: int = 500,
+        solver: str | Solver | None = None,
+        gradient: str | Adjoint = "implicit",
+    ) -> None:
+        default = Picard(steps=steps, tolerance=1e-6, stop_early=True, distance=SUP)
+        super().__init__(steps=steps, solver=default if solver is None else solver, gradient=gradient)
+        checked_positive(in_channels=in_channels, out_channels=out_channels, width=width, max_nodes=max_nodes)
+        if not 0.0 < float(gamma) < 1.0:
+            raise InputError(f"gamma must be in (0, 1), got {gamma!r}")
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.gamma, self.self_loops, self.normalise, self.max_nodes = float(gamma), bool(self_loops), bool(normalise), max_nodes
+        self.drive = nn.Linear(in_channels, width)
+        self.factor = nn.Parameter(torch.empty(width, width))  # F
+        self.linear_readout = nn.Linear(width, out_channels)
+        xavier(self.parameters())
+
+    def prepare(self, graph: Graph) -> EignnContext:
+        """The drive, M(F) and the normalised adjacency."""
+        gram = self.factor.T @ self.factor
+        mixing = self.gamma * gram / (torch.linalg.matrix_norm(gram) + EPSILON_F)
+        weights = gcn_weights(graph, self_loops=self.self_loops)
+        return EignnContext(Incidence.of(graph), pattern_of(graph), mixing, self.drive(graph.x), weights.own, weights.edge)
+
+    def initial_state(self, context: EignnContext) -> Tensor:
+        """The drive."""
+        return context.drive
+
+    def step(self, state: Tensor, context: EignnContext) -> Tensor:
+        """A H M + B."""
+        return self._update(state, state, context.pattern, context)
+
+    def local_step(self, own: Tensor, received: Tensor, context: EignnContext) -> Tensor:
+        """The same with edge k reading ``received[k]``."""
+        return self.gathered_step(own, received, torch.arange(len(received), device=own.device), context)
+
+    def gathered_step(self, own: Tensor, table: Tensor, index: Tensor, context: EignnContext) -> Tensor:
+        """The same with edge k reading ``table[index[k]]``."""
+        return self._update(own, table, Pattern(context.incidence.pointer, index, len(table)), context)
+
+    def _update(self, own: Tensor, table: Tensor, pattern: Pattern, context: EignnContext) -> Tensor:
+        own_weight = context.own_weight if self.self_loops else None
+        return propagate(context.edge_weight, own_weight, own, table, pattern) @ context.mixing + context.drive
+
+    def readout(self, state: Tensor, context: EignnContext) -> Tensor:
+        """A linear map, of unit rows when ``normalise`` is set."""
+        return self.linear_readout(functional.normalize(state, dim=1) if self.normalise else state)
+
+    def solve(self, context: EignnContext, graph: Graph, **options: Any) -> Solution:
+        """The closed form; with any solver option, the iteration."""
+        if any(value is not None for value in options.values()):
+            return super().solve(context, graph, **options)
+        spectrum = spectrum_of(graph, self_loops=self.self_loops, max_nodes=self.max_nodes)
+        with torch.no_grad():
+            mixing = torch.linalg.eigh(context.mixing.detach())
+            value = _solve_spectral(spectrum, mixing, context.drive.detach())
+        image = self.step(value, context)
+        solution = self._judged(value, image.detach(), graph)
+        if image.requires_grad:
+            # A and M are symmetric, so the adjoint equation U = A U M + G is the equation itself with another drive.
+            solution.value = attach(value, image, lambda cotangent: _solve_spectral(spectrum, mixing, cotangent))
+        return solution
+
+    @staticmethod
+    def _judged(value: Tensor, image: Tensor, graph: Graph) -> Solution:
+        """What the closed form achieved, measured by one evaluation of the map; the tolerance is what the precision allows."""
+        defect = SUP(image, value)
+        scale = per_graph_max(SUP(value, torch.zeros_like(value)), graph.graph_of_node, graph.num_graphs)
+        residual = per_graph_max(defect, graph.graph_of_node, graph.num_graphs) / scale.clamp(min=1.0)
+        tolerance = 1e3 * torch.finfo(value.dtype).eps
+        status = tuple(
+            Status.CONVERGED if r <= tolerance else (Status.STAGNATED if r < torch.inf else Status.NON_FINITE)
+            for r in residual.tolist()
+        )
+        return Solution(
+            value=value,
+            status=Status.worst(status),
+            steps=0,
+            evaluations=1,
+            residuals=[float(residual.max()) if len(residual) else 0.0],
+            distance="sup",
+            tolerance=tolerance,
+            graph_status=status,
+            graph_residual=residual,
+            graph_steps=torch.zeros(graph.num_graphs, dtype=torch.int64),
+        )
+
+    def _uses_edge_features(self) -> bool:
+        return False
+
+
+def _solve_spectral(spectrum: Spectrum, mixing: Any, drive: Tensor) -> Tensor:
+    """H = A H M + drive, graph by graph in the eigenbases."""
+    values, vectors = mixing
+    rotated = drive @ vectors
+    result = torch.zeros_like(drive)
+    for group in spectrum.groups:
+        block = rotated[group.nodes]  # (g, m, c)
+        coefficients = group.vectors.transpose(1, 2) @ block
+        coefficients = coefficients / (1 - group.values.unsqueeze(2) * values)
+        result[group.nodes] = group.vectors @ coefficients
+    return result @ vectors.T

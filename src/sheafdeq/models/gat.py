@@ -1,0 +1,90 @@
+"""GAT: additive graph attention."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sheafdeq.data.graph import Graph
+from sheafdeq.equilibrium import ExplicitModel
+from sheafdeq.models.initialise import xavier
+from sheafdeq.models.propagation import (
+    Pattern,
+    checked_dropout,
+    checked_positive,
+    join_heads,
+    pattern_of,
+    softmax_aggregate,
+    split_heads,
+)
+
+__all__ = ["GAT", "GATLayer"]
+
+
+class GATLayer(nn.Module):
+    r"""Attention with scores :math:`\mathrm{LeakyReLU}_{0.2}(a_s^\top W h_j + a_t^\top W h_i)` over N(i) and i itself; equals PyG's ``GATConv``."""
+
+    def __init__(self, in_channels: int, channels: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.mixing = nn.Linear(in_channels, heads * channels, bias=False)
+        self.source_score = nn.Parameter(torch.empty(heads, channels))
+        self.target_score = nn.Parameter(torch.empty(heads, channels))
+        self.bias = nn.Parameter(torch.empty(heads * channels))
+        xavier(self.parameters())
+
+    def forward(self, state: Tensor, pattern: Pattern) -> Tensor:
+        """(n, f) -> (n, heads * channels). ``pattern``: one entry for each edge."""
+        many = pattern.heads(self.heads)
+        values = split_heads(self.mixing(state), self.heads)  # (M, n, w)
+        of_source = (values * self.source_score.unsqueeze(1)).sum(2).reshape(-1)
+        of_target = (values * self.target_score.unsqueeze(1)).sum(2).reshape(-1)
+        scores = functional.leaky_relu(of_source.index_select(0, many.column) + of_target.index_select(0, many.row), 0.2)
+        flat = values.reshape(-1, values.shape[2])
+        own = (functional.leaky_relu(of_source + of_target, 0.2), flat)
+        return join_heads(softmax_aggregate(scores, flat, many, own=own).view_as(values)) + self.bias
+
+
+class GAT(ExplicitModel):
+    """Two or more :class:`GATLayer` with ELU between them, the last with one head of the output width.
+
+    Velickovic et al., "Graph Attention Networks", ICLR 2018. Deviations: dropout acts on layer inputs only, not on attention weights; the
+    output layer has one head instead of an average of eight. Not a model of the paper. A stored self-loop counts beside the added one
+    (PyG's layer replaces it).
+
+    Args:
+        in_channels: f.
+        out_channels: o.
+        heads: heads of the hidden layers.
+        channels: width of each head.
+        layers: number of layers.
+        dropout: on the input of every layer but the first, while training.
+
+    Shapes: x (n, f) -> (n, o). Edge features are ignored.
+    """
+
+    def __init__(
+        self, in_channels: int, out_channels: int, heads: int = 3, channels: int = 16, *, layers: int = 2, dropout: float = 0.5
+    ) -> None:
+        super().__init__()
+        checked_positive(in_channels=in_channels, out_channels=out_channels, heads=heads, channels=channels, layers=layers)
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.dropout = checked_dropout(dropout)
+        widths = [in_channels, *[heads * channels] * (layers - 1)]
+        self.layers = nn.ModuleList(
+            GATLayer(width, out_channels if last else channels, 1 if last else heads)
+            for width, last in ((w, k == layers - 1) for k, w in enumerate(widths))
+        )
+
+    def logits(self, graph: Graph) -> Tensor:
+        """(n, f) -> (n, o)."""
+        pattern, state = pattern_of(graph), graph.x
+        for k, layer in enumerate(self.layers):
+            if k:
+                state = functional.dropout(functional.elu(state), self.dropout, self.training)
+            state = layer(state, pattern)
+        return state
+
+    def _uses_edge_features(self) -> bool:
+        return False

@@ -1,0 +1,54 @@
+"""GCN: the graph convolution everybody expects to see."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sheafdeq.data.graph import Graph
+from sheafdeq.equilibrium import ExplicitModel
+from sheafdeq.models.initialise import xavier
+from sheafdeq.models.propagation import checked_dropout, checked_positive, gcn_weights, pattern_of, propagate
+
+__all__ = ["GCN"]
+
+
+class GCN(ExplicitModel):
+    r"""Layers :math:`H \leftarrow \mathrm{ReLU}(\hat A_+ H W + b)`, the last without ReLU.
+
+    Kipf and Welling, "Semi-Supervised Classification with Graph Convolutional Networks", ICLR 2017: two layers, dropout 0.5 on the
+    input of every layer. Each layer equals PyG's ``GCNConv`` (a test). Not a model of the paper.
+
+    Args:
+        in_channels: f.
+        out_channels: o.
+        width: c.
+        layers: number of convolutions.
+        dropout: on the input of every layer but the first, while training (raw features are few here and are kept).
+
+    Shapes: x (n, f) -> (n, o). Edge features are ignored.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, width: int = 48, *, layers: int = 2, dropout: float = 0.5) -> None:
+        super().__init__()
+        checked_positive(in_channels=in_channels, out_channels=out_channels, width=width, layers=layers)
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.dropout = checked_dropout(dropout)
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise([in_channels, *[width] * (layers - 1), out_channels]))
+        xavier(self.parameters())
+
+    def logits(self, graph: Graph) -> Tensor:
+        """(n, f) -> (n, o)."""
+        weights, pattern = gcn_weights(graph, self_loops=True), pattern_of(graph)
+        state = graph.x
+        for k, layer in enumerate(self.layers):
+            if k:
+                state = functional.dropout(state.relu(), self.dropout, self.training)
+            mixed = state @ layer.weight.T
+            state = propagate(weights.edge, weights.own, mixed, mixed, pattern) + layer.bias
+        return state
+
+    def _uses_edge_features(self) -> bool:
+        return False

@@ -1,0 +1,145 @@
+"""GraphAttnDEQ: SheafDEQ's skeleton with softmax attention in place of the sheaf."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sheafdeq.adjoints import Adjoint
+from sheafdeq.data.graph import Graph
+from sheafdeq.equilibrium import EquilibriumModel, Readout
+from sheafdeq.errors import InputError
+from sheafdeq.models.initialise import xavier
+from sheafdeq.models.propagation import Pattern, attend, checked_positive, join_heads, pattern_of, split_heads
+from sheafdeq.models.restriction import checked_norm_order, normalise_rows
+from sheafdeq.recurrence import Incidence, edge_field, node_field
+from sheafdeq.solvers import Solver
+
+__all__ = ["AttentionContext", "GraphAttnDEQ"]
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionContext:
+    """What stays constant during one solve."""
+
+    incidence: Incidence
+    pattern: Pattern  # of the whole graph
+    drive: Tensor = node_field()  # (n, c)
+    edge_embedding: Tensor | None = edge_field(default=None)  # (e, c)
+
+
+class GraphAttnDEQ(EquilibriumModel):
+    r"""Attention recomputed from the state at every step.
+
+    .. math::
+        H \leftarrow \tanh(\mathrm{Attn}(H, A + I) W) + B(X) + \beta, \qquad
+        \mathrm{Attn}(H)_i = \Vert_m \sum_{j \in N(i) \cup \{i\}} \alpha^m_{ij} V^m h_j, \qquad
+        \alpha^m_{ij} = \mathrm{softmax}_j \frac{(Q^m h_i)^\top K^m h_j}{\sqrt{c / M}}
+
+    Q, K, V, W are bias-free c x c; B(X) = ReLU(linear); start 1/sqrt(c). The head count M equals SheafDEQ's stalk dimension.
+
+    Edge features (``edge_dim``): a bias-free linear embedding is added to the key and to the value of its edge; the self-loop gets none.
+
+    ``pre_norm=True`` is the variant of the paper's appendix: queries and keys see h_i / ||h_i||_p, values see h_i, and edge features enter
+    keys only. Its propagation is positively homogeneous (a test). The unique equilibrium the appendix derives from that does not follow:
+    it rests on the same lemma as SheafDEQ's theorem, and W may have signs that cancel (``docs/theory.md``).
+
+    The paper's own ablation; there is no other code. Reading chosen where the text is silent: B has the ReLU of SheafDEQ's drive.
+    A self-loop that is already stored is one more neighbour. 9,555 parameters at f = 3, c = 48, o = 3.
+
+    Args:
+        in_channels: f.
+        out_channels: o.
+        heads: M.
+        channels: q = c / M.
+        shift: beta > 1.
+        steps: K.
+        edge_dim: width of the edge features, None without.
+        pre_norm: the normalised variant.
+        norm_order: its p.
+        solver, gradient: as for every equilibrium model.
+
+    Shapes: x (n, f), edge_attr (e, edge_dim) -> (n, o).
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        heads: int = 3,
+        channels: int = 16,
+        *,
+        shift: float = 1.3,
+        steps: int = 20,
+        edge_dim: int | None = None,
+        pre_norm: bool = False,
+        norm_order: float = 2,
+        solver: str | Solver | None = None,
+        gradient: str | Adjoint = "unrolled",
+    ) -> None:
+        super().__init__(steps=steps, solver=solver, gradient=gradient)
+        checked_positive(in_channels=in_channels, out_channels=out_channels, heads=heads, channels=channels)
+        if not float(shift) > 1.0:
+            raise InputError(f"shift must be above 1 (it keeps the state positive), got {shift!r}")
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.heads, self.channels, self.shift = heads, channels, float(shift)
+        self.edge_dim = edge_dim or None
+        self.pre_norm, self.norm_order = bool(pre_norm), checked_norm_order(norm_order)
+        c = heads * channels
+        self.drive = nn.Linear(in_channels, c)
+        self.query = nn.Linear(c, c, bias=False)
+        self.key = nn.Linear(c, c, bias=False)
+        self.value = nn.Linear(c, c, bias=False)
+        self.mixing = nn.Linear(c, c, bias=False)
+        self.edge = nn.Linear(edge_dim, c, bias=False) if edge_dim else None
+        self.readout = Readout(c, out_channels)
+        xavier(self.parameters())
+
+    @property
+    def width(self) -> int:
+        """State width c."""
+        return self.heads * self.channels
+
+    def prepare(self, graph: Graph) -> AttentionContext:
+        """The drive and the embedded edge features."""
+        embedding = None if self.edge is None or graph.edge_attr is None else self.edge(graph.edge_attr)
+        return AttentionContext(Incidence.of(graph), pattern_of(graph), self.drive(graph.x).relu(), embedding)
+
+    def initial_state(self, context: AttentionContext) -> Tensor:
+        """All ones, each row scaled to unit Euclidean norm."""
+        return torch.full_like(context.drive, self.width**-0.5)
+
+    def step(self, state: Tensor, context: AttentionContext) -> Tensor:
+        """tanh(Attn(H) W) + B + beta."""
+        return self._update(state, state, context.pattern, context)
+
+    def local_step(self, own: Tensor, received: Tensor, context: AttentionContext) -> Tensor:
+        """The same with edge k reading ``received[k]``."""
+        return self.gathered_step(own, received, torch.arange(len(received), device=own.device), context)
+
+    def gathered_step(self, own: Tensor, table: Tensor, index: Tensor, context: AttentionContext) -> Tensor:
+        """The same with edge k reading ``table[index[k]]``."""
+        return self._update(own, table, Pattern(context.incidence.pointer, index, len(table)), context)
+
+    def attention(self, own: Tensor, table: Tensor, pattern: Pattern, context: AttentionContext) -> Tensor:
+        """(n, c) the multi-head propagation before W."""
+        seen, seen_table = self._normalised(own), self._normalised(table)
+        query = split_heads(self.query(seen), self.heads)
+        own_pair = (split_heads(self.key(seen), self.heads), split_heads(self.value(own), self.heads))
+        if table is own:
+            key, value = own_pair
+        else:
+            key, value = split_heads(self.key(seen_table), self.heads), split_heads(self.value(table), self.heads)
+        edge = None
+        if context.edge_embedding is not None:
+            embedding = split_heads(context.edge_embedding, self.heads)
+            edge = (embedding, None if self.pre_norm else embedding)
+        return join_heads(attend(query, key, value, pattern, own=own_pair, edge=edge))
+
+    def _update(self, own: Tensor, table: Tensor, pattern: Pattern, context: AttentionContext) -> Tensor:
+        return self.mixing(self.attention(own, table, pattern, context)).tanh() + self.shift + context.drive
+
+    def _normalised(self, state: Tensor) -> Tensor:
+        return normalise_rows(state, 1, self.width, self.norm_order) if self.pre_norm else state
