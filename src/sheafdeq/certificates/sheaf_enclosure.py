@@ -1,6 +1,6 @@
 r"""What the SheafDEQ step can do anywhere in a box of states: enclosures of its values and of its Jacobian in log coordinates.
 
-A box is given in log coordinates, u = log h in [centre - width, centre + width], entry by entry. With
+A box is given in log coordinates: |u - centre| <= radius * w entry by entry, u = log h, with positive weights w. With
 
     z = row-normalised h,   s = W_src z_u + W_tgt z_v + b,   A = W_2 relu(s) + b_2,   F = A / ||A||_F,   y = W_1 h W_2,
     x_v = y_v - (1/deg_v) sum F_t^T F_t y_v + sum w_e F_t^T F_s y_u,      T = tanh(x) + beta + B,
@@ -12,7 +12,8 @@ the chain rule gives d x / d u by factors each of which is enclosed over the box
     d x = (direct, through y) + (through F_s) w F_t^T dF_s y_u + (through F_t) ...
 
 Every quantity is bounded twice, by interval evaluation and by the mean value form (value at the centre plus derivative bound times
-width), and the bounds are intersected. Then d log T / d u = [sech^2(x) / T] d x, and the scalar factor is maximised exactly:
+radius), and the bounds are intersected. Slopes are needed only through the weighted row sums sum_j |slope_ij| w_j, so a matrix
+product of intervals needs one matrix product (of midpoints) and matrix-vector products for the rest (:class:`Slope`). Then d log T / d u = [sech^2(x) / T] d x, and the scalar factor is maximised exactly:
 sech^2(x)/(tanh(x) + b) has its one maximum 2 (b - sqrt(b^2 - 1)) at tanh(x) = -b + sqrt(b^2 - 1).
 
 As the box shrinks to a point the enclosure tends to the Jacobian itself. Where a ReLU or a norm guard changes branch inside the box, both
@@ -23,7 +24,8 @@ The numbers of the prepared context (drive, degrees, edge weights, edge part of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -35,40 +37,69 @@ from sheafdeq.models.restriction import MAP_GUARD, ROW_GUARD
 from sheafdeq.models.sheaf_deq import SheafContext, SheafDEQ
 from sheafdeq.recurrence import Incidence
 
-__all__ = ["Enclosed", "SheafEnclosure"]
+__all__ = ["Enclosed", "SheafEnclosure", "Slope"]
 
 
 @dataclass(frozen=True, eq=False)
 class Enclosed:
-    """The step over one box."""
+    """The step over the box ``|log h - centre| <= radius * weights``."""
 
-    incidence: Incidence
-    own: Interval  # (n, c, c) d x_v / d u_v, messages excluded
-    edge: Interval  # (e, c, c) d x_target / d u_source through that edge
+    weights: Tensor  # (n, c) w
     gain: Interval  # (n, c) sech^2(x) / T over the box
+    reach: Tensor  # (n, c) upper bound of sum_j |d x_i / d u_j| w_j over the box
+    spread: Tensor  # (n, c) upper bound of sum_j |d x_i / d u_j - slopes_ij| w_j over the box
     image: Interval  # (n, c) T over the box
     image_at_centre: Interval  # (n, c) T at the centre (a rounding-sized interval)
+    slopes: BlockMatrix | None  # d x / d u near the centre of its enclosure, when asked for
 
-    def bound(self) -> BlockMatrix:
-        """Entrywise upper bounds of |d log T / d log h| over the box."""
-        gain = self.gain.upper
-        own = scaled_up(gain.unsqueeze(2) * self.own.magnitude, 4)
-        edge = scaled_up(gain[self.incidence.target].unsqueeze(2) * self.edge.magnitude, 4)
-        return BlockMatrix(self.incidence, own, edge)
+    @property
+    def rates(self) -> Tensor:
+        """(n, c) upper bounds of sum_j |d log T_i / d u_j| w_j / w_i over the box."""
+        return scaled_up(self.gain.upper * self.reach / self.weights, 8)
 
-    def signed(self) -> tuple[BlockMatrix, BlockMatrix]:
-        """Midpoint and radius of the signed log Jacobian over the box."""
-        parts = []
-        for blocks, gain in ((self.own, self.gain), (self.edge, self.gain[self.incidence.target])):
-            gain = gain.map(lambda t: t.unsqueeze(2))
-            midpoint = gain.midpoint * blocks.midpoint
-            radius = gain.radius * (blocks.midpoint.abs() + blocks.radius) + gain.midpoint.abs() * blocks.radius
-            parts.append(Interval(midpoint, scaled_up(radius + EPSILON * midpoint.abs(), 8)))
-        own, edge = parts
-        return (
-            BlockMatrix(self.incidence, own.midpoint, edge.midpoint),
-            BlockMatrix(self.incidence, own.radius, edge.radius),
-        )
+    @property
+    def rate(self) -> float:
+        """The step contracts the w-weighted Thompson metric on the box at least by this factor."""
+        return float(self.rates.max()) if self.rates.numel() else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Slope:
+    """All matrices M (batch, m, c) with sum_j |M_ij - midpoint_ij| w_j <= spread_i."""
+
+    midpoint: Tensor  # (k, m, c)
+    spread: Tensor  # (k, m)
+    weights: Tensor  # (k, c)
+
+    @cached_property
+    def size(self) -> Tensor:
+        """(k, m) upper bound of |midpoint| w."""
+        return scaled_up(torch.bmm(self.midpoint.abs(), self.weights.unsqueeze(2)).squeeze(2), self.weights.shape[1])
+
+    @property
+    def reach(self) -> Tensor:
+        """(k, m) upper bound of |M| w."""
+        return scaled_up(self.size + self.spread, 2)
+
+    def times(self, left: Interval) -> Slope:
+        """L M for an interval matrix L (k, l, m)."""
+        k = left.shape[-1]
+        vector = self.spread + self.size * ((k + 4) * EPSILON)
+        spread = torch.bmm(left.midpoint.abs(), vector.unsqueeze(2)) + torch.bmm(left.radius, self.reach.unsqueeze(2))
+        return Slope(torch.bmm(left.midpoint, self.midpoint), scaled_up(spread.squeeze(2), 2 * k + 8), self.weights)
+
+    def __getitem__(self, index: Tensor) -> Slope:
+        return Slope(self.midpoint[index], self.spread[index], self.weights[index])
+
+    def rows(self, part: slice) -> Slope:
+        """Some of the m rows."""
+        return Slope(self.midpoint[:, part], self.spread[:, part], self.weights)
+
+    @staticmethod
+    def of(matrix: Interval, weights: Tensor) -> Slope:
+        """From an interval matrix (k, m, c)."""
+        spread = torch.bmm(matrix.radius, weights.unsqueeze(2)).squeeze(2)
+        return Slope(matrix.midpoint, scaled_up(spread, weights.shape[1]), weights)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +132,7 @@ class SheafEnclosure:
         edges_at_once: edges handled together; bounds the memory of the intermediate blocks.
     """
 
-    def __init__(self, model: SheafDEQ, context: SheafContext, *, edges_at_once: int = 1024) -> None:
+    def __init__(self, model: SheafDEQ, context: SheafContext, *, edges_at_once: int = 256) -> None:
         if context.drive.dtype != torch.float64:
             raise InputError(f"certificates are computed in float64, got {context.drive.dtype}: use model.double()")
         if not model.shift - 1.0 > 1e-9:
@@ -132,32 +163,32 @@ class SheafEnclosure:
         return box.midpoint, box.radius
 
     @torch.no_grad()
-    def over(self, centre: Tensor, width: Tensor) -> Enclosed:
-        """The step and its log Jacobian over the box ``|log h - centre| <= width``; (n, c) each."""
+    def over(self, centre: Tensor, weights: Tensor, radius: float = 0.0, *, keep_slopes: bool = False) -> Enclosed:
+        """The step and its log Jacobian over ``|log h - centre| <= radius * weights``; (n, c) each, weights positive.
+
+        ``radius=0`` asks about the one point ``exp(centre)``. ``keep_slopes`` stores the (n + e) blocks of size c x c as well.
+        """
+        width = scaled_up(weights * radius, 2) if radius > 0 else torch.zeros_like(centre)
         box = self._nodes(Interval(centre, width).exp())
         middle = self._nodes(Interval.point(centre).exp())
-        slopes = [self._hidden_slope(box, weight) for weight in (self.first_source, self.first_target)]
+        slopes = [self._hidden_slope(box, weight, weights) for weight in (self.first_source, self.first_target)]
         # W_src z and W_tgt z once more, by the mean value form.
-        box = _Nodes(
-            box.state,
-            box.normalised,
-            box.shares,
-            box.source_hidden.intersect(_mean_value(middle.source_hidden, slopes[0], width)),
-            box.target_hidden.intersect(_mean_value(middle.target_hidden, slopes[1], width)),
-            box.values,
+        box = replace(
+            box,
+            source_hidden=box.source_hidden.intersect(_mean_value(middle.source_hidden, slopes[0].reach, radius)),
+            target_hidden=box.target_hidden.intersect(_mean_value(middle.target_hidden, slopes[1].reach, radius)),
         )
-        n, c, d = self.incidence.num_targets, self.c, self.d
-        e = len(self.incidence.source)
-        zeros = self.drive.new_zeros
+        n, e, c, d = self.incidence.num_targets, len(self.incidence.source), self.c, self.d
         grams, grams_middle = self._sum(n, d, d), self._sum(n, d, d)
-        own = self._sum(n, c, c)
-        edge, edge_radius = zeros(e, c, c), zeros(e, c, c)
         received, received_middle = self._sum(n, c), self._sum(n, c)
+        own, own_size, own_spread = self._sum(n, c, c), self._sum(n, c), self._sum(n, c)
+        reach, spread = self._sum(n, c), self._sum(n, c)
+        kept = self.drive.new_zeros(e, c, c) if keep_slopes else None
         for start in range(0, e, self.edges_at_once):
             part = slice(start, min(start + self.edges_at_once, e))
             source, target = self.incidence.source[part], self.incidence.target[part]
             at_middle = self._edges(middle, part)
-            at_box, to_maps = self._edges_with_slopes(box, at_middle, slopes, width, part)
+            at_box, to_source, to_target = self._edges_with_slopes(box, at_middle, slopes, radius, part)
             for nodes, edges, messages, diagonals in (
                 (middle, at_middle, received_middle, grams_middle),
                 (box, at_box, received, grams),
@@ -166,19 +197,39 @@ class SheafEnclosure:
                 messages.add(target, message)
                 diagonals.add(target, gram)
             through_maps = self._map_slopes(box, at_box, part)  # (k, c, 2 d d)
-            blocks = matmul(through_maps, to_maps[0]) + self._value_slope(box, at_box, source, part)
-            edge[part], edge_radius[part] = blocks.midpoint, blocks.radius
-            own.add(target, matmul(through_maps, to_maps[1]))
-        own_block = own.interval + self._kronecker(matmul(self._diagonal(grams), self.stalk_mixing), box.state)
-        edge_block = Interval(edge, edge_radius)
+            indirect = to_source.times(through_maps)
+            direct = self._value_slope(box, at_box, source, weights, part)
+            edge = Slope(indirect.midpoint + direct.midpoint, indirect.spread + direct.spread, direct.weights)
+            # The rounding of the sum of midpoints is at most 2^-53 of either size.
+            rounding = EPSILON * (indirect.size + direct.size)
+            reach.add(target, Interval.point(edge.reach + rounding))
+            spread.add(target, Interval.point(scaled_up(edge.spread + rounding, 2)))
+            if kept is not None:
+                kept[part] = edge.midpoint
+            back = to_target.times(through_maps)
+            own.total.index_add_(0, target, back.midpoint)
+            own_size.add(target, Interval.point(back.size))
+            own_spread.add(target, Interval.point(back.spread))
+        direct = self._kronecker(matmul(self._diagonal(grams), self.stalk_mixing), box.state, weights)
+        diagonal = own.total + direct.midpoint
+        rounding = (self.deepest + 8) * EPSILON * (own_size.interval.upper + direct.size)
+        diagonal_spread = scaled_up(own_spread.interval.upper + direct.spread + rounding, 4)
+        diagonal_slope = Slope(diagonal, diagonal_spread, weights)
+        total_reach = scaled_up(diagonal_slope.reach + reach.interval.upper, 2)
+        total_spread = scaled_up(diagonal_spread + spread.interval.upper, 2)
         drift = received.interval + matmul(self._diagonal(grams), box.values).view(n, c)
         drift_middle = received_middle.interval + matmul(self._diagonal(grams_middle), middle.values).view(n, c)
-        magnitudes = BlockMatrix(self.incidence, own_block.magnitude, edge_block.magnitude)
-        reach = scaled_up(magnitudes.apply(width), 2 * magnitudes.terms)
-        drift = drift.intersect(Interval(drift_middle.midpoint, scaled_up(drift_middle.radius + reach, 2)))
+        drift = drift.intersect(_mean_value(drift_middle, total_reach, radius))
         gain, image = self._output(drift)
-        at_centre = self._output(drift_middle)[1]
-        return Enclosed(self.incidence, own_block, edge_block, gain, image, at_centre)
+        return Enclosed(
+            weights,
+            gain,
+            total_reach,
+            total_spread,
+            image,
+            self._output(drift_middle)[1],
+            None if kept is None else BlockMatrix(self.incidence, diagonal, kept),
+        )
 
     @torch.no_grad()
     def image(self, centre: Tensor, width: Tensor) -> Interval:
@@ -209,17 +260,17 @@ class SheafEnclosure:
             state, z, t, matmul(z, self.first_source.T), matmul(z, self.first_target.T) + bias, values
         )
 
-    def _hidden_slope(self, nodes: _Nodes, weight: Tensor) -> Interval:
+    def _hidden_slope(self, nodes: _Nodes, weight: Tensor, weights: Tensor) -> Slope:
         """(n, 2h, c) d (W z) / d u: column b is W_b z_b - t_b sum_{a in the row of b} W_a z_a."""
         z = nodes.normalised.map(lambda t: t.unsqueeze(1))
         direct = z.scale(weight.unsqueeze(0))  # (n, 2h, c)
         if nodes.shares is None:
-            return direct
+            return Slope.of(direct, weights)
         n = len(nodes.normalised.midpoint)
         rows = direct.view(n, -1, self.d, self.q)
         sums = rows.total(3).map(lambda t: t.unsqueeze(3))  # (n, 2h, d, 1)
         shares = nodes.shares.view(n, 1, self.d, self.q)
-        return (rows - sums * shares).view(n, -1, self.c)
+        return Slope.of((rows - sums * shares).view(n, -1, self.c), weights)
 
     # ------------------------------------------------------------------ edges
 
@@ -237,36 +288,30 @@ class SheafEnclosure:
         return _Edges(hidden, (raw[0], raw[1]), (_unit(raw[0]), _unit(raw[1])))
 
     def _edges_with_slopes(
-        self, nodes: _Nodes, middle: _Edges, slopes: list[Interval], width: Tensor, part: slice
-    ) -> tuple[_Edges, list[Interval]]:
-        """Enclosures over the box, and d (F_s, F_t) / d u of the source node and of the target node: 2 x (k, 2 d d, c)."""
+        self, nodes: _Nodes, middle: _Edges, slopes: list[Slope], radius: float, part: slice
+    ) -> tuple[_Edges, Slope, Slope]:
+        """Enclosures over the box, and d (F_s, F_t) / d u of the source node and of the target node: (k, 2 d d, c) each."""
         source, target = self.incidence.source[part], self.incidence.target[part]
         plain = self._edges(nodes, part)
         from_source, from_target = slopes[0][source], slopes[1][target]
         active = plain.hidden.step_function()
         raws: list[Interval] = []
         maps: list[Interval] = []
-        to_source: list[Interval] = []
-        to_target: list[Interval] = []
+        map_slopes: list[tuple[Slope, Slope]] = []
         for i, (weight, _) in enumerate(self.second):
             columns = slice(i * self.half, (i + 1) * self.half)
             gate = active[:, columns].map(lambda t: t.unsqueeze(1)).scale(weight.unsqueeze(0))  # (k, d d, h)
-            raw_slopes = [matmul(gate, from_source[:, columns]), matmul(gate, from_target[:, columns])]
-            reach = raw_slopes[0].magnitude @ width[source].unsqueeze(2) + raw_slopes[1].magnitude @ width[target].unsqueeze(2)
-            reach = scaled_up(reach.squeeze(2), 2 * self.c)
-            raw = plain.raw[i].intersect(Interval(middle.raw[i].midpoint, scaled_up(middle.raw[i].radius + reach, 2)))
+            to_source, to_target = from_source.rows(columns).times(gate), from_target.rows(columns).times(gate)
+            raw = plain.raw[i].intersect(_mean_value(middle.raw[i], to_source.reach + to_target.reach, radius))
             unit = _unit(raw)
             projection = _projection(raw, unit)
-            map_slopes = [matmul(projection, slope) for slope in raw_slopes]
-            reach = map_slopes[0].magnitude @ width[source].unsqueeze(2) + map_slopes[1].magnitude @ width[target].unsqueeze(2)
-            reach = scaled_up(reach.squeeze(2), 2 * self.c)
-            unit = unit.intersect(Interval(middle.maps[i].midpoint, scaled_up(middle.maps[i].radius + reach, 2)))
+            to_source, to_target = to_source.times(projection), to_target.times(projection)
+            unit = unit.intersect(_mean_value(middle.maps[i], to_source.reach + to_target.reach, radius))
             raws.append(raw)
             maps.append(unit)
-            to_source.append(map_slopes[0])
-            to_target.append(map_slopes[1])
+            map_slopes.append((to_source, to_target))
         edges = _Edges(plain.hidden, (raws[0], raws[1]), (maps[0], maps[1]))
-        return edges, [_concatenate(to_source), _concatenate(to_target)]
+        return edges, _stacked([s for s, _ in map_slopes]), _stacked([t for _, t in map_slopes])
 
     def _square(self, maps: Interval) -> Interval:
         return maps.view(-1, self.d, self.d)
@@ -318,22 +363,24 @@ class SheafEnclosure:
             torch.cat([t.radius.reshape(k, d * q, d * d) for t in (through_source, through_target)], dim=2),
         )
 
-    def _value_slope(self, nodes: _Nodes, edges: _Edges, source: Tensor, part: slice) -> Interval:
+    def _value_slope(self, nodes: _Nodes, edges: _Edges, source: Tensor, weights: Tensor, part: slice) -> Slope:
         """(k, c, c) d x / d u_source with the maps held: (w F_t^T F_s W_1) (x) W_2^T diag(h)."""
         source_map, target_map = self._square(edges.maps[0]), self._square(edges.maps[1])
         block = matmul(matmul(target_map.mT, source_map), self.stalk_mixing).scale(self.incidence.edge_weight[part, None, None])
-        return self._kronecker(block, nodes.state[source])
+        return self._kronecker(block, nodes.state[source], weights[source])
 
-    def _kronecker(self, block: Interval, state: Interval) -> Interval:
+    def _kronecker(self, block: Interval, state: Interval, weights: Tensor) -> Slope:
         """entry ((alpha, c), (gamma, l)) = block[alpha, gamma] W_2[l, c] h[gamma, l]."""
         d, q = self.d, self.q
-        mixing = self.channel_mixing.T.view(1, 1, q, 1, q)  # c, l
-        left = block.map(lambda t: t.view(-1, d, 1, d, 1))
-        right = state.map(lambda t: t.reshape(-1, 1, 1, d, q)).scale(mixing)
-        midpoint = left.midpoint * right.midpoint
-        radius = left.midpoint.abs() * (right.radius + EPSILON * right.midpoint.abs())
-        radius = radius + left.radius * (right.midpoint.abs() + right.radius)
-        return Interval(midpoint.reshape(-1, d * q, d * q), scaled_up(radius.reshape(-1, d * q, d * q), 8))
+        k = len(weights)
+        right = state.midpoint.view(k, d, 1, q) * self.channel_mixing.T  # (k, gamma, c, l)
+        midpoint = block.midpoint.view(k, d, 1, d, 1) * right.permute(0, 2, 1, 3).unsqueeze(1)  # (k, alpha, c, gamma, l)
+        # sum_l |W_2[l, c]| h w and the same with the radius of h: what a row sum needs of the right factor.
+        mixing = self.channel_mixing.abs()
+        size = torch.matmul((state.midpoint.abs() * weights).view(k, d, q), mixing)  # (k, gamma, c)
+        wide = torch.matmul((state.radius * weights).view(k, d, q), mixing)
+        spread = block.midpoint.abs() @ (wide + 8 * EPSILON * size) + block.radius @ (size + wide)  # (k, alpha, c)
+        return Slope(midpoint.reshape(k, d * q, d * q), scaled_up(spread.reshape(k, d * q), 2 * (d + q) + 16), weights)
 
     # ------------------------------------------------------------------ output
 
@@ -378,14 +425,13 @@ class _Sum:
         return Interval(self.total, scaled_up(self.radius, 2 * self.terms))
 
 
-def _mean_value(middle: Interval, slope: Interval, width: Tensor) -> Interval:
-    """Value at the centre plus |slope| width; slope (n, m, c), width (n, c)."""
-    reach = (slope.magnitude @ width.unsqueeze(2)).squeeze(2)
-    return Interval(middle.midpoint, scaled_up(middle.radius + reach, 2 * width.shape[1]))
+def _mean_value(middle: Interval, reach: Tensor, radius: float) -> Interval:
+    """Value at the centre plus weighted slope bound times the radius of the box."""
+    return Interval(middle.midpoint, scaled_up(middle.radius + reach * radius, 8))
 
 
-def _concatenate(parts: list[Interval]) -> Interval:
-    return Interval(torch.cat([p.midpoint for p in parts], 1), torch.cat([p.radius for p in parts], 1))
+def _stacked(parts: list[Slope]) -> Slope:
+    return Slope(torch.cat([p.midpoint for p in parts], 1), torch.cat([p.spread for p in parts], 1), parts[0].weights)
 
 
 def _scaled_by_inverse(x: Interval, divisor: Tensor) -> Interval:
