@@ -80,7 +80,7 @@ def unseal(data: bytes, source: str) -> Any:
     try:
         content = json.loads(data.decode("ascii"))
     except (UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise RecordError(f"{source}: not valid JSON ({error}): the file is truncated or altered; delete it and run again") from error
+        raise RecordError(f"{source}: not valid JSON ({error}): truncated or altered; delete it and run again") from error
     if not isinstance(content, dict) or set(content) != {"payload", "sha256"}:
         raise RecordError(f"{source}: not a sealed record (keys payload and sha256 expected): delete it and run again")
     payload = content["payload"]

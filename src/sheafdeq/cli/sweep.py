@@ -13,18 +13,25 @@ def configure(commands: Any) -> None:
     parser = commands.add_parser(
         "sweep",
         help="run a grid of trainings, or continue one",
-        description="Run a preset (or a TOML file of your own) over a run store. Running again continues; finished runs are never repeated.",
+        description="Run a preset (or a TOML file of your own) over a run store. Running again continues; "
+        "finished runs are never repeated.",
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
-    runner = actions.add_parser("run", help="run or continue a sweep", description="Compute every run that is not finished; failed ones are tried again.")
+    runner = actions.add_parser(
+        "run", help="run or continue a sweep", description="Compute every run that is not finished; failed ones are tried again."
+    )
     _common(runner)
     runner.add_argument("--engine", choices=["local", "ray"], default="local", help="worker processes here (default), or Ray")
     runner.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at the same time (default 1)")
-    runner.add_argument("--budget", metavar="EPOCHS|HOURS", help="stop after so many epochs in all (500) or so much time (2h, 90m); run again to continue")
+    runner.add_argument(
+        "--budget", metavar="EPOCHS|HOURS", help="stop after so many epochs in all (500) or so much time (2h); run again to go on"
+    )
     runner.add_argument("--checkpoint-seconds", type=float, default=30.0, help="how often a run's state is saved (default 30)")
     runner.add_argument("--ray-address", metavar="ADDRESS", help="a running Ray cluster (default: start one on this machine)")
     runner.set_defaults(run=run)
-    status = actions.add_parser("status", help="what is done and what is left", description="Count finished, running, failed and remaining runs.")
+    status = actions.add_parser(
+        "status", help="what is done and what is left", description="Count finished, running, failed and remaining runs."
+    )
     _common(status)
     status.set_defaults(run=show_status)
     listing = actions.add_parser("list", help="the presets", description="Presets that ship with the package.")
@@ -37,8 +44,10 @@ def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="DIR", default="runs", help="run store (default runs)")
     parser.add_argument("--shard", metavar="I/N", help="only the I-th of N parts, 1 <= I <= N (a SLURM array)")
     parser.add_argument("--threads", type=int, help="threads of each run (default 1; part of the runs' identity)")
-    parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="replace a training field of every run, such as max_epochs=300")
-    parser.add_argument("--code-version", metavar="LABEL", help="name the runs by this label instead of the digest of the sources")
+    parser.add_argument(
+        "--set", metavar="KEY=VALUE", action="append", default=[], help="replace a training field of every run (max_epochs=300)"
+    )
+    parser.add_argument("--code-version", metavar="LABEL", help="name runs by this label instead of the digest of the sources")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -70,14 +79,15 @@ def run(options: argparse.Namespace) -> int:
     def tell(line: str) -> None:
         print(f"{sweep.name}: {line}", file=sys.stderr, flush=True)
 
+    settings = {"jobs": options.jobs, "budget": budget, "checkpoint_seconds": options.checkpoint_seconds, "tell": tell}
     if options.engine == "ray":
         from sheafdeq.training.engines.ray import run_ray
 
-        run_ray(entries, store, jobs=options.jobs, budget=budget, checkpoint_seconds=options.checkpoint_seconds, tell=tell, address=options.ray_address)
+        run_ray(entries, store, address=options.ray_address, **settings)
     else:
         from sheafdeq.training.engines.local import run_local
 
-        run_local(entries, store, jobs=options.jobs, budget=budget, checkpoint_seconds=options.checkpoint_seconds, tell=tell)
+        run_local(entries, store, **settings)
     status = sweep.status(store, entries)
     _print_status(status, options.json)
     return 0 if status["done"] == status["total"] or (options.budget and not status["failed"]) else 1
@@ -96,7 +106,8 @@ def show_list(options: argparse.Namespace) -> int:
 
     presets = {name: Sweep.load(name) for name in preset_names()}
     if options.json:
-        print(json.dumps({name: {"description": sweep.file.description, "runs": len(sweep.configs())} for name, sweep in presets.items()}))
+        facts = {name: {"description": sweep.file.description, "runs": len(sweep.configs())} for name, sweep in presets.items()}
+        print(json.dumps(facts))
         return 0
     for name, sweep in presets.items():
         print(f"{name:<14}{len(sweep.configs()):>5} runs  {sweep.file.description}")
@@ -110,8 +121,8 @@ def _print_status(status: dict[str, Any], as_json: bool) -> None:
     left = status["seconds_left"]
     remaining = "unknown" if left is None else f"{left / 3600:.1f} h" if left >= 3600 else f"{left / 60:.1f} min"
     print(
-        f"{status['sweep']}: {status['done']} done, {status['running']} running, {status['failed']} failed, {status['left']} left, "
-        f"{status['total']} in all; time left {remaining}"
+        f"{status['sweep']}: {status['done']} done, {status['running']} running, {status['failed']} failed, "
+        f"{status['left']} left, {status['total']} in all; time left {remaining}"
     )
     for failure in status["failures"]:
         print(f"  failed: {failure['run']}: {failure['error']}")

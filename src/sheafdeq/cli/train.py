@@ -14,7 +14,8 @@ def configure(commands: Any) -> None:
     parser = commands.add_parser(
         "train",
         help="train one model on one task",
-        description="Train one configuration under the paper's protocol, keep the best-validation checkpoint, and file the run under --out.",
+        description="Train one configuration under the paper's protocol, keep the best-validation checkpoint, "
+        "and file the run under --out.",
     )
     parser.add_argument("--config", metavar="FILE", help="a TOML file with the configuration; other options replace its values")
     parser.add_argument("--task", help="task name (see `sheafdeq data list`)")
@@ -22,14 +23,14 @@ def configure(commands: Any) -> None:
     parser.add_argument("--split", type=int, help="number of a standard split")
     parser.add_argument("--task-set", metavar="KEY=VALUE", action="append", default=[], help="a task option; may be repeated")
     parser.add_argument("--model", help="model name")
-    parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="a model option, such as shift=1.3; may be repeated")
+    parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="a model option (shift=1.3), repeatable")
     parser.add_argument("--seed", type=int, help="parameter-initialisation seed (default 42)")
     parser.add_argument("--epochs", type=int, dest="max_epochs", help="at most this many epochs (default 2000)")
-    parser.add_argument("--patience", type=int, help="epochs without a better validation score before stopping (default: the task's)")
+    parser.add_argument("--patience", type=int, help="stop after so many epochs without improvement (default: the task's)")
     parser.add_argument("--learning-rate", type=float, help="default 0.01")
     parser.add_argument("--weight-decay", type=float, help="default 0.0005")
     parser.add_argument("--clip-norm", type=float, help="default 1")
-    parser.add_argument("--schedule", choices=["constant", "wsd", "plateau"], help="learning rate over the epochs (default constant)")
+    parser.add_argument("--schedule", choices=["constant", "wsd", "plateau"], help="learning-rate schedule (default constant)")
     parser.add_argument("--threads", type=int, help="threads of torch (default 1; part of the run's identity)")
     parser.add_argument("--dtype", choices=["float32", "float64"], help="default float32")
     parser.add_argument("--init-from", metavar="RUN", help="start from the checkpoint of a run (its directory)")
@@ -39,7 +40,7 @@ def configure(commands: Any) -> None:
     parser.add_argument("--rate-weight", type=float, help="penalty on contraction rates above 0.9 (default 0)")
     parser.add_argument("--out", metavar="DIR", help="run store; without it nothing is written")
     parser.add_argument("--fresh", action="store_true", help="do not resume an unfinished run")
-    parser.add_argument("--checkpoint-seconds", type=float, default=30.0, help="how often the state is saved for resuming (default 30)")
+    parser.add_argument("--checkpoint-seconds", type=float, default=30.0, help="how often the state is saved (default 30)")
     parser.add_argument("--tensorboard", metavar="DIR", help="write TensorBoard curves (needs sheafdeq[tensorboard])")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
@@ -85,7 +86,8 @@ def _values(options: argparse.Namespace) -> dict[str, Any]:
         raise UsageError("give --task and --model, or a --config that names them")
     values.update(task=task, model=model)
     for key in (
-        "seed", "max_epochs", "patience", "learning_rate", "weight_decay", "clip_norm", "schedule", "threads", "dtype", "init_from", "test_every",
+        "seed", "max_epochs", "patience", "learning_rate", "weight_decay", "clip_norm", "schedule", "threads", "dtype",
+        "init_from", "test_every",
     ):  # fmt: skip
         if getattr(options, key) is not None:
             values[key] = getattr(options, key)

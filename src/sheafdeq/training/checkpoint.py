@@ -22,7 +22,16 @@ from sheafdeq.errors import InputError, RecordError
 from sheafdeq.records import read_sealed, write_bytes, write_sealed
 from sheafdeq.registry import Shape, build_model
 
-__all__ = ["CHECKPOINT_FACTS", "CHECKPOINT_TENSORS", "load_checkpoint", "load_model", "load_tensors", "save_checkpoint", "save_tensors"]
+__all__ = [
+    "CHECKPOINT_FACTS",
+    "CHECKPOINT_TENSORS",
+    "load_checkpoint",
+    "load_model",
+    "load_tensors",
+    "restore_parameters",
+    "save_checkpoint",
+    "save_tensors",
+]
 
 CHECKPOINT_TENSORS = "checkpoint.safetensors"
 CHECKPOINT_FACTS = "checkpoint.json"
@@ -44,7 +53,7 @@ def load_tensors(path: Path, sha256: str) -> dict[str, Tensor]:
     found = hashlib.sha256(data).hexdigest()
     if found != sha256:
         raise RecordError(
-            f"{path}: SHA-256 is {found[:12]}..., expected {sha256[:12]}...: the file is truncated or altered; delete it and run again"
+            f"{path}: SHA-256 is {found[:12]}..., expected {sha256[:12]}...: truncated or altered; delete it and run again"
         )
     try:
         return safetensors.torch.load(data)

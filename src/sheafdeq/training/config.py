@@ -45,21 +45,21 @@ class ScheduleConfig(_Frozen):
     """Learning rate over the epochs, as a factor of ``learning_rate`` (see :mod:`sheafdeq.training.schedule`)."""
 
     kind: Literal["constant", "wsd", "plateau"] = "constant"
-    warmup: int = Field(20, ge=0)  # wsd: epochs of linear rise
-    decay: float = Field(0.2, ge=0, le=1)  # wsd: share of max_epochs, at the end, that falls linearly to the floor
-    floor: float = Field(0.01, ge=0, le=1)  # wsd, plateau: smallest factor
-    factor: float = Field(0.5, gt=0, lt=1)  # plateau
-    patience: int = Field(20, ge=1)  # plateau: epochs without a better validation score
+    warmup: int = Field(default=20, ge=0)  # wsd: epochs of linear rise
+    decay: float = Field(default=0.2, ge=0, le=1)  # wsd: share of max_epochs, at the end, that falls linearly to the floor
+    floor: float = Field(default=0.01, ge=0, le=1)  # wsd, plateau: smallest factor
+    factor: float = Field(default=0.5, gt=0, lt=1)  # plateau
+    patience: int = Field(default=20, ge=1)  # plateau: epochs without a better validation score
 
 
 class PenaltyConfig(_Frozen):
     """Weights of the settling penalties (see :mod:`sheafdeq.training.penalty`); zero means absent."""
 
-    residual_weight: float = Field(0.0, ge=0)
-    residual_max_weight: float = Field(0.0, ge=0)
-    rate_weight: float = Field(0.0, ge=0)
-    rate_target: float = Field(0.9, gt=0, le=1)
-    steps: int | None = Field(None, ge=1)  # penalise the state after this many steps instead of the trained horizon
+    residual_weight: float = Field(default=0.0, ge=0)
+    residual_max_weight: float = Field(default=0.0, ge=0)
+    rate_weight: float = Field(default=0.0, ge=0)
+    rate_target: float = Field(default=0.9, gt=0, le=1)
+    steps: int | None = Field(default=None, ge=1)  # penalise the state after this many steps instead of the trained horizon
 
     @property
     def active(self) -> bool:
@@ -78,17 +78,17 @@ class TrainingConfig(_Frozen):
     task: TaskConfig
     model: ModelConfig
     seed: int = 42
-    learning_rate: float = Field(1e-2, gt=0)
-    weight_decay: float = Field(5e-4, ge=0)
-    clip_norm: float | None = Field(1.0, gt=0)
-    max_epochs: int = Field(2000, ge=0)
-    patience: int | None = Field(None, ge=1)
+    learning_rate: float = Field(default=1e-2, gt=0)
+    weight_decay: float = Field(default=5e-4, ge=0)
+    clip_norm: float | None = Field(default=1.0, gt=0)
+    max_epochs: int = Field(default=2000, ge=0)
+    patience: int | None = Field(default=None, ge=1)
     schedule: ScheduleConfig = ScheduleConfig()
     penalties: PenaltyConfig = PenaltyConfig()
-    threads: int = Field(1, ge=1)
+    threads: int = Field(default=1, ge=1)
     dtype: Literal["float32", "float64"] = "float32"
     init_from: str | None = None
-    test_every: int | None = Field(None, ge=1)
+    test_every: int | None = Field(default=None, ge=1)
     stop_at_score: float | None = None
 
     @field_validator("schedule", mode="before")

@@ -1,12 +1,12 @@
 """One seed, one split: the training loop as a state that advances by one epoch at a time.
 
-Epoch e scores the parameters theta_e (e updates old) on the validation split, keeps them if they are the best so far, and makes the
-update to theta_{e+1}. A model without randomness in training mode gives loss and validation score from one forward pass; with
-dropout, theta_e is scored by a second pass in evaluation mode. Either way the kept checkpoint is the very parameter vector
+Epoch e scores the parameters theta_e (e updates old) on the validation split, keeps them if they are the best so far, and
+makes the update to theta_{e+1}. A model without randomness in training mode gives loss and validation score from one forward
+pass; with dropout, theta_e is scored by a second pass in evaluation mode. Either way the kept checkpoint is the very parameter vector
 that produced the score. The test split is evaluated once, for the kept checkpoint, at the end.
 
-:meth:`Trainer.state` and :meth:`Trainer.restore` carry everything the next epoch depends on (parameters, optimiser, schedule, random
-generator, best checkpoint, curves), so a resumed run is bitwise equal to one that never stopped.
+:meth:`Trainer.state` and :meth:`Trainer.restore` carry everything the next epoch depends on (parameters, optimiser, schedule,
+random generator, best checkpoint, curves), so a resumed run is bitwise equal to one that never stopped.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ class TensorBoardProgress:
 
 
 def progress_from(choice: Progress | str | bool | None) -> Progress:
-    """``"auto"`` or True: a bar on a terminal, else lines; ``"lines"``, ``"bar"``; None or False: silence; or an object of your own."""
+    """``"auto"`` or True: a bar on a terminal, else lines; ``"lines"``, ``"bar"``; None or False: silence; or your own object."""
     if choice is None or choice is False:
         return SilentProgress()
     if choice is True or choice == "auto":

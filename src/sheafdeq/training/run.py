@@ -1,7 +1,7 @@
 """From a configuration to a finished run: identity, resuming, suspension, the record.
 
-``train(config)`` trains and returns; ``train(config, out="runs")`` also files the run in a store (:mod:`sheafdeq.training.store`),
-returns at once if it is there already, and resumes what an earlier attempt left.
+``train(config)`` trains and returns; ``train(config, out="runs")`` also files the run in a
+:class:`~sheafdeq.training.store.RunStore`, returns at once if it is there already, and resumes what an earlier attempt left.
 """
 
 from __future__ import annotations
@@ -39,7 +39,14 @@ from sheafdeq.records import (
     write_sealed,
 )
 from sheafdeq.registry import Shape, build_model, model_spec
-from sheafdeq.training.checkpoint import load_checkpoint, load_model, load_tensors, restore_parameters, save_checkpoint, save_tensors
+from sheafdeq.training.checkpoint import (
+    load_checkpoint,
+    load_model,
+    load_tensors,
+    restore_parameters,
+    save_checkpoint,
+    save_tensors,
+)
 from sheafdeq.training.config import TaskConfig, TrainingConfig
 from sheafdeq.training.loop import EpochMetrics, Evaluation, Trainer
 from sheafdeq.training.penalty import Penalty
@@ -56,7 +63,7 @@ class Suspended(SheafDEQError):
     """The run stopped before its end with its state saved; the same call continues it."""
 
     def __init__(self, reason: str, epoch: int, path: Path | None) -> None:
-        where = f"the state is in {path}; run the same command again to continue" if path else "nothing was saved (no output folder)"
+        where = f"the state is in {path}; do the same again to continue" if path else "nothing was saved (no output folder)"
         super().__init__(f"suspended at epoch {epoch} ({reason}); {where}")
         self.reason = reason
         self.epoch = epoch
@@ -78,7 +85,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class RunResult:
-    """A finished run: its record, the model at the best-validation checkpoint (evaluation mode), its directory if it was stored."""
+    """A finished run: its record, the model at the best-validation checkpoint (evaluation mode), its directory if stored."""
 
     record: RunRecord
     model: GraphModel
@@ -89,7 +96,7 @@ class RunResult:
 @lru_cache(maxsize=2)
 def _cached_task(key: str) -> Task:
     config = TaskConfig.model_validate_json(key)
-    options = {name: value for name, value in config.options.items()}
+    options: dict[str, Any] = dict(config.options)
     return load_task(config.name, level=config.level, split=config.split, **options)
 
 
@@ -130,7 +137,7 @@ class _Interrupt:
 
     def __init__(self) -> None:
         self.reason: str | None = None
-        self._previous: dict[int, Any] = {}
+        self._previous: dict[signal.Signals, Any] = {}
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -142,12 +149,13 @@ class _Interrupt:
         try:
             yield
         finally:
-            for number, handler in self._previous.items():
-                signal.signal(number, handler)
+            for received, handler in self._previous.items():
+                signal.signal(received, handler)
 
     def _note(self, number: int, frame: Any) -> None:
-        self.reason = signal.Signals(number).name
-        signal.signal(number, self._previous[number])
+        received = signal.Signals(number)
+        self.reason = received.name
+        signal.signal(received, self._previous[received])
 
 
 # ---------------------------------------------------------------------- train
@@ -177,7 +185,7 @@ def train(
     * ``expected``: the identity a sweep has computed; a different code digest (the sources were edited meanwhile) is refused.
     """
     if out is not None and any(value is not None for value in (stop_when, penalty, task)):
-        raise InputError("stop_when, penalty and task are not part of the configuration, so the run cannot be stored: leave out=None")
+        raise InputError("stop_when, penalty and task are not part of the configuration, so the run cannot be stored: omit out")
     if out is None:
         return _train(config, task if task is not None else task_of(config), None, None, resume, progress_from(progress),
                       stop_when, suspend_when, penalty, checkpoint_seconds, engine)  # fmt: skip
@@ -332,7 +340,7 @@ def _record(
     spec = model_spec(config.model.name)
     options = {**spec.options, **config.model.options}
     constant = task.score(task.constant_score)
-    curves = {
+    curves: dict[str, list[Any]] = {
         "loss": [finite(value, 5) for value in trainer.curves["loss"]],
         "validation": [finite(value, 6) for value in trainer.curves["validation"]],
         "test": [[epoch, finite(value, 6)] for epoch, value in trainer.curves["test"]],

@@ -1,8 +1,8 @@
 """Learning-rate schedules, as a factor of the base rate with a state that fits in JSON.
 
 * ``constant``: 1. The tables' default.
-* ``wsd`` (warmup, stable, decay): rises linearly over ``warmup`` epochs, stays at 1, and falls linearly to ``floor`` over the last
-  share ``decay`` of ``max_epochs``. A function of the epoch alone.
+* ``wsd`` (warmup, stable, decay): rises linearly over ``warmup`` epochs, stays at 1, and falls linearly to ``floor`` over the
+  last share ``decay`` of ``max_epochs``. A function of the epoch alone.
 * ``plateau``: multiplied by ``factor`` after ``patience`` epochs without a better validation score, never below ``floor``.
 """
 

@@ -170,7 +170,7 @@ class RunStore:
 
     def resolve(self, name: str) -> Path:
         """A finished run by id or by an unambiguous beginning of it."""
-        matches = [path for path in self.root.glob(f"{name}*") if not path.name.startswith(".") and (path / RECORD_FILE).is_file()]
+        matches = [path for path in self.root.glob(f"{name}*") if (path / RECORD_FILE).is_file()]
         if len(matches) != 1:
             raise RecordError(f"{len(matches)} runs in {self.root} match {name!r}, exactly one is needed")
         return matches[0]

@@ -1,9 +1,9 @@
 """Which code computed a run: a digest of the sources that can change its numbers, and of no others.
 
 Starting from the modules that define the model (and its parts), the task and the training loop, the imports inside this package
-are followed; what is reached is hashed without comments, docstrings and layout. Editing the documentation, the command line, a table or
-another model therefore leaves finished runs valid, while editing a solver does not. Not followed: ``registry`` and the task
-catalogue (they only map names to builders, and the options they fill in are part of the configuration).
+are followed; what is reached is hashed without comments, docstrings and layout. Editing the documentation, the command line, a
+table or another model therefore leaves finished runs valid, while editing a solver does not. Not followed: ``registry`` and the
+task catalogue (they only map names to builders, and the options they fill in are part of the configuration).
 
 ``SHEAFDEQ_CODE_VERSION`` replaces the digest in the run id (to continue a long sweep across an edit known to be harmless); the
 record keeps the true digest beside it.

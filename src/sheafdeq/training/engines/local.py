@@ -1,7 +1,7 @@
 """The default engine: worker processes on this machine, no daemon, nothing to install.
 
 Workers choose runs themselves by locking them, so the driver only keeps the right number alive. A worker that is killed is
-replaced, and the run it held is resumed from its last saved state; a driver that is killed leaves workers that stop at the next epoch.
+replaced, and the run it held is resumed from its last saved state; workers whose driver was killed stop at their next epoch.
 """
 
 from __future__ import annotations
