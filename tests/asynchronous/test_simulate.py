@@ -151,11 +151,11 @@ def test_the_counterexample_has_two_limits_from_two_starts(schedule: Schedule) -
 def test_the_counterexample_has_two_limits_from_one_start_under_two_schedules() -> None:
     # One node leans each way: who speaks first decides for both.
     start = torch.tensor([[1.3, 1.1], [1.1, 1.3]], dtype=torch.float64)
+    schedules = [Schedule(3, 2, seed) for seed in range(12)]
     ends = set()
-    for seed in range(20):
-        result = simulate(
-            counterexample(), two_node_graph(), Schedule(3, 2, seed), work=600, initial_state=start, tolerance=1e-10
-        )
+    for result in simulate_many(
+        counterexample(), two_node_graph(), schedules, work=150, initial_state=start, tolerance=1e-10
+    ):
         assert result.violations == ()
         if result.status is Status.CONVERGED:
             ends.add(next((k for k, limit in enumerate(LIMITS) if (result.state - limit).abs().max() < 1e-6), None))

@@ -13,7 +13,6 @@ another height round differently), nothing else.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +22,7 @@ from torch import Tensor
 from sheafdeq.asynchronous.schedule import Conditions, Slot, SlotSource, Violation
 from sheafdeq.asynchronous.trace import Trace
 from sheafdeq.data.graph import Graph
+from sheafdeq.diagnostics.measure import evaluating
 from sheafdeq.distances import RELATIVE_SUP
 from sheafdeq.equilibrium import EquilibriumModel
 from sheafdeq.errors import InputError
@@ -75,7 +75,6 @@ def simulate(model: EquilibriumModel, graph: Graph, schedule: SlotSource, **opti
     return simulate_many(model, graph, [schedule], **options)[0]
 
 
-@torch.no_grad()
 def simulate_many(
     model: EquilibriumModel,
     graph: Graph,
@@ -112,17 +111,6 @@ def simulate_many(
             group.run(work)
             results.extend(run.result(model, context, tolerance) for run in group.runs)
     return results
-
-
-@contextmanager
-def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Evaluation mode (dropout off) inside, the former mode afterwards."""
-    before = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(before)
 
 
 def _groups(schedules: Sequence[SlotSource], start: Tensor, history_bytes: int) -> Iterator[tuple[int, int]]:

@@ -42,8 +42,9 @@ import torch
 from torch import Tensor
 
 from sheafdeq.asynchronous.schedule import Schedule
-from sheafdeq.asynchronous.simulate import Simulation, evaluating, simulate_many
+from sheafdeq.asynchronous.simulate import Simulation, simulate_many
 from sheafdeq.data.graph import Graph
+from sheafdeq.diagnostics.measure import EPSILON, Score, evaluating, json_number, json_numbers
 from sheafdeq.equilibrium import EquilibriumModel
 from sheafdeq.errors import InputError
 from sheafdeq.solvers import Picard, Status
@@ -51,10 +52,7 @@ from sheafdeq.solvers import Picard, Status
 __all__ = ["SCHEMA", "ConditionResult", "Reference", "Sample", "StalenessStudy", "marks_up_to", "staleness_study"]
 
 SCHEMA = "sheafdeq.async/1"
-EPSILON = 1e-12
 _LOST = (Status.NON_FINITE, Status.DIVERGED)
-
-Score = Callable[[Tensor], float]
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ class Reference:
             "kind": self.kind,
             "steps": self.steps,
             "status": self.status.label,
-            "residual": _number(self.residual),
+            "residual": json_number(self.residual),
             "score": self.score,
         }
 
@@ -100,10 +98,10 @@ class Sample:
         return {
             "seed": self.seed,
             "status": self.status.label,
-            "residual": _number(self.residual),
+            "residual": json_number(self.residual),
             "score": self.score,
-            "work": [_number(value) for value in self.work],
-            "d_out": [_number(value) for value in self.d_out],
+            "work": json_numbers(self.work),
+            "d_out": json_numbers(self.d_out),
         }
 
 
@@ -205,7 +203,7 @@ def staleness_study(
     """
     if samples < 1:
         raise InputError(f"samples must be at least 1, got {samples!r}")
-    with torch.no_grad(), evaluating(model):
+    with evaluating(model):
         context = model.prepare(graph)
         start = model.initial_state(context) if initial_state is None else initial_state
         target = synchronous_reference(model, graph, context, start, reference, reference_steps, tolerance, score)
@@ -306,9 +304,4 @@ def _sample(
 def _summary(values: Sequence[float]) -> dict[str, float] | None:
     if not values:
         return None
-    return {"median": _number(median(values)), "min": _number(min(values)), "max": _number(max(values))}  # type: ignore[dict-item]
-
-
-def _number(value: float) -> float | None:
-    """Six significant digits; null for what JSON cannot hold."""
-    return float(f"{value:.6g}") if math.isfinite(value) else None
+    return {"median": json_number(median(values)), "min": json_number(min(values)), "max": json_number(max(values))}  # type: ignore[dict-item]

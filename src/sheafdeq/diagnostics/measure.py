@@ -1,0 +1,40 @@
+"""Small things every study needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+__all__ = ["EPSILON", "Score", "evaluating", "json_number", "json_numbers"]
+
+EPSILON = 1e-12
+"""Keeps a relative discrepancy from a zero reference finite."""
+
+Score = Callable[[Tensor], float]
+"""Outputs (n, o) -> the task's score, higher is better."""
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Evaluation mode (dropout off) and no gradients inside, the former mode afterwards."""
+    before = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(before)
+
+
+def json_number(value: float | None) -> float | None:
+    """Six significant digits; null for what JSON cannot hold."""
+    return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None
+
+
+def json_numbers(values: Sequence[float]) -> list[float | None]:
+    """:func:`json_number` of every entry."""
+    return [json_number(value) for value in values]

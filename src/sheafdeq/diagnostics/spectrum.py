@@ -1,0 +1,121 @@
+"""The Jacobian's spectral radius at the point an iteration reached: an estimate, never a certificate.
+
+J = dT/dH at H is only ever multiplied: J^T v by reverse differentiation of one step. Its eigenvalues are those of J. Arnoldi
+iteration finds the largest in modulus; small Jacobians are formed in full. Below 1 at a fixed point means that *synchronous*
+iteration attracts nearby states; asynchronous iteration needs more (the spectral radius of the entrywise absolute values, see
+``docs/theory.md``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.sparse.linalg import ArpackError, LinearOperator, eigs
+from torch import Tensor
+
+from sheafdeq.data.graph import Graph
+from sheafdeq.diagnostics.measure import json_number
+from sheafdeq.distances import RELATIVE_SUP
+from sheafdeq.equilibrium import EquilibriumModel
+from sheafdeq.errors import InputError
+
+__all__ = ["Spectrum", "spectral_radius"]
+
+_DENSE = 256  # Jacobians up to this size are formed in full
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """An estimate of the spectral radius.
+
+    ``method``: ``dense`` (all eigenvalues), ``arnoldi``, or ``power`` (growth of repeated products, when Arnoldi found nothing).
+    ``converged`` False: the tolerance was not reached. ``residual``: relative update at the state, which should be small: away
+    from a fixed point the Jacobian says little about the limit.
+    """
+
+    radius: float
+    eigenvalue: complex | None
+    method: str
+    converged: bool
+    products: int
+    residual: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        value = self.eigenvalue
+        return {
+            "radius": json_number(self.radius),
+            "eigenvalue": None if value is None else [json_number(value.real), json_number(value.imag)],
+            "method": self.method,
+            "kind": "estimate",
+            "converged": self.converged,
+            "products": self.products,
+            "residual": json_number(self.residual),
+        }
+
+
+def spectral_radius(
+    model: EquilibriumModel,
+    graph: Graph,
+    state: Tensor,
+    *,
+    context: Any = None,
+    tolerance: float = 1e-3,
+    max_restarts: int = 60,
+    seed: int = 0,
+) -> Spectrum:
+    """Estimate the spectral radius of dT/dH at ``state`` (n, c)."""
+    if not bool(torch.isfinite(state).all()):
+        raise InputError("the state holds NaN or infinity: there is no Jacobian to examine")
+    before = model.training
+    model.eval()
+    try:
+        with torch.enable_grad():
+            context = model.prepare(graph) if context is None else context
+            point = state.detach().clone().requires_grad_()
+            image = model.step(point, context)
+            residual = float(RELATIVE_SUP(image.detach(), state).max()) if state.numel() else 0.0
+            return _examine(point, image, residual, tolerance, max_restarts, seed)
+    finally:
+        model.train(before)
+
+
+def _examine(point: Tensor, image: Tensor, residual: float, tolerance: float, max_restarts: int, seed: int) -> Spectrum:
+    size = point.numel()
+    if size == 0 or not image.requires_grad:
+        return Spectrum(0.0, 0j, "dense", True, 0, residual)
+    products = 0
+
+    def transposed(vector: np.ndarray) -> np.ndarray:
+        nonlocal products
+        products += 1
+        cotangent = torch.from_numpy(np.ascontiguousarray(vector)).to(point).view_as(point)
+        (gradient,) = torch.autograd.grad(image, point, cotangent, retain_graph=True, allow_unused=True)
+        return np.zeros(size) if gradient is None else gradient.reshape(-1).double().numpy()
+
+    if size <= _DENSE:
+        jacobian = np.stack([transposed(row) for row in np.eye(size)])
+        values = np.linalg.eigvals(jacobian)
+        value = complex(values[np.abs(values).argmax()])
+        return Spectrum(abs(value), value, "dense", True, products, residual)
+    operator = LinearOperator((size, size), matvec=lambda v: transposed(v.ravel()), dtype=np.float64)
+    start = np.random.default_rng(seed).standard_normal(size)
+    converged = True
+    try:
+        values = eigs(operator, k=1, which="LM", tol=tolerance, maxiter=max_restarts, v0=start, return_eigenvectors=False)
+    except ArpackError as error:  # no convergence, or a map so degenerate (zero, nilpotent) that the iteration cannot start
+        values, converged = getattr(error, "eigenvalues", np.empty(0)), False
+    if len(values) == 0:
+        vector, growth = start / np.linalg.norm(start), 0.0
+        for _ in range(50):
+            vector = transposed(vector)
+            growth = float(np.linalg.norm(vector))
+            if growth == 0:
+                break
+            vector /= growth
+        return Spectrum(growth, None, "power", growth == 0, products, residual)
+    value = complex(values[np.abs(values).argmax()])
+    return Spectrum(abs(value), value, "arnoldi", converged, products, residual)
