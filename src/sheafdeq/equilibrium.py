@@ -167,10 +167,12 @@ class EquilibriumModel(GraphModel):
         solver = solver if solver is not None else self.solver
         if steps is not None:
             solver = solver.with_steps(steps)
-        start = self.initial_state(context) if initial_state is None else initial_state
-        expected = (graph.num_nodes,)
-        if start.shape[:1] != expected:
-            raise InputError(f"the initial state has {start.shape[0]} rows, the graph has {graph.num_nodes} nodes")
+        start = self.initial_state(context)
+        if initial_state is not None:
+            if initial_state.shape != start.shape or initial_state.dtype != start.dtype:
+                got, need = (f"{tuple(t.shape)} {t.dtype}" for t in (initial_state, start))
+                raise InputError(f"the initial state must be {need} for this model and graph, got {got}")
+            start = initial_state
 
         def function(state: Tensor) -> Tensor:
             return self.step(state, context)

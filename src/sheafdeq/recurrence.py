@@ -77,9 +77,12 @@ class Incidence:
 
     @staticmethod
     def of(graph: Graph) -> Incidence:
-        """The incidence of a whole graph."""
-        n = graph.num_nodes
-        return Incidence(graph.source, graph.target, graph.degree, graph.edge_weight, n, n)
+        """The incidence of a whole graph, made once and kept with it (kernels keep their checked layout here)."""
+        memory = graph.__dict__
+        if "_incidence" not in memory:
+            n = graph.num_nodes
+            memory["_incidence"] = Incidence(graph.source, graph.target, graph.degree, graph.edge_weight, n, n)
+        return memory["_incidence"]
 
     @cached_property
     def pointer(self) -> Tensor:

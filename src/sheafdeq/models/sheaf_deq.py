@@ -11,6 +11,8 @@ from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
 from sheafdeq.equilibrium import EquilibriumModel, Readout
 from sheafdeq.errors import InputError
+from sheafdeq.kernels.edge_step import sheaf_propagate, sheaf_step
+from sheafdeq.kernels.layout import EdgeLayout
 from sheafdeq.models.operator import SheafOperator
 from sheafdeq.models.restriction import FirstLayer, checked_norm_order, map_generator, normalise_rows, restriction_maps
 from sheafdeq.recurrence import Incidence, edge_field, node_field
@@ -141,7 +143,29 @@ class SheafDEQ(EquilibriumModel):
 
     def step(self, state: Tensor, context: SheafContext) -> Tensor:
         """T(H) = tanh(P_{F(H)} (I (x) W_1) H W_2) + beta + B."""
-        return self.gathered_step(state, state, context.incidence.source, context)
+        first_source, _, second_source = self.source_maps
+        first_target, _, second_target = self.target_maps
+        return sheaf_step(
+            state,
+            context.drive,
+            first_source.weight,
+            first_source.bias,
+            first_target.weight,
+            first_target.bias,
+            second_source.weight,
+            second_source.bias,
+            second_target.weight,
+            second_target.bias,
+            self.stalk_mixing,
+            self.channel_mixing,
+            context.edge_hidden,
+            self.shift,
+            self.norm_order,
+            self.pre_norm,
+            EdgeLayout.of(context.incidence),
+            self.stalk_dim,
+            self.channels,
+        )
 
     def local_step(self, own: Tensor, received: Tensor, context: SheafContext) -> Tensor:
         """The same update with edge k reading the source state ``received[k]``."""
@@ -149,20 +173,31 @@ class SheafDEQ(EquilibriumModel):
 
     def gathered_step(self, own: Tensor, table: Tensor, index: Tensor, context: SheafContext) -> Tensor:
         """The same update with edge k reading ``table[index[k]]``: the table is projected before it is gathered."""
-        operator = self._operator(own, table, index, context)
-        received = self._values(table)[index]
-        return torch.tanh(operator.apply(self._values(own), received).reshape(own.shape)) + self.shift + context.drive
+        first = self._first_layer()
+        propagated = sheaf_propagate(
+            self._normalised(table) @ first.source.T,
+            self._normalised(own) @ first.target.T + first.bias,
+            context.edge_hidden,
+            self._values(table).reshape(table.shape),
+            self._values(own).reshape(own.shape),
+            self.source_maps[2].weight,
+            self.source_maps[2].bias,
+            self.target_maps[2].weight,
+            self.target_maps[2].bias,
+            EdgeLayout.of(context.incidence.reading(index, len(table))),
+            self.stalk_dim,
+            self.channels,
+        )
+        return torch.tanh(propagated) + self.shift + context.drive
 
     # ------------------------------------------------------------------ the sheaf
 
     def operator(self, state: Tensor, context: SheafContext) -> SheafOperator:
-        """The sheaf operator the state decides: P_{F(H)}."""
-        return self._operator(state, state, context.incidence.source, context)
-
-    def _operator(self, own: Tensor, table: Tensor, index: Tensor, context: SheafContext) -> SheafOperator:
+        """The sheaf operator the state decides, P_{F(H)}, with its maps: for inspection and as the step's plain twin."""
         first = self._first_layer()
-        source_hidden = (self._normalised(table) @ first.source.T)[index]
-        target_hidden = (self._normalised(own) @ first.target.T + first.bias)[context.incidence.target]
+        normalised = self._normalised(state)
+        source_hidden = (normalised @ first.source.T)[context.incidence.source]
+        target_hidden = (normalised @ first.target.T + first.bias)[context.incidence.target]
         maps = restriction_maps(
             self.source_maps, self.target_maps, source_hidden, target_hidden, context.edge_hidden, self.stalk_dim
         )

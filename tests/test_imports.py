@@ -1,0 +1,90 @@
+"""Dependencies point one way (docs/flow.md); a file that imports against the arrow fails here."""
+
+import ast
+from pathlib import Path
+
+import sheafdeq
+
+ROOT = Path(sheafdeq.__file__).parent
+
+# layer -> what it may import from the package (besides itself)
+ALLOWED = {
+    "errors": {"solvers"},  # typing only, behind TYPE_CHECKING
+    "distances": {"errors"},
+    "records": {"errors"},
+    "data": {"errors"},
+    "recurrence": {"data", "errors"},
+    "solvers": {"distances", "errors"},
+    "adjoints": {"solvers", "distances", "errors"},
+    "equilibrium": {"data", "recurrence", "solvers", "adjoints", "errors"},
+    "kernels": {"data", "recurrence", "errors"},
+    "models": {"data", "recurrence", "solvers", "adjoints", "equilibrium", "kernels", "distances", "theory", "errors"},
+    "theory": {"data", "recurrence", "solvers", "models", "distances", "errors"},  # models.operator: the sheaf operator the statements are about
+    "testing": {"data", "recurrence", "solvers", "adjoints", "equilibrium", "models", "distances", "errors"},
+    "registry": {"equilibrium", "models", "data", "errors"},
+    "diagnostics": {"data", "recurrence", "solvers", "equilibrium", "distances", "errors"},
+    "asynchronous": {"data", "recurrence", "solvers", "equilibrium", "distances", "diagnostics", "errors"},
+    "certificates": {
+        "data", "recurrence", "solvers", "adjoints", "equilibrium", "models", "theory", "distances", "diagnostics", "errors",
+    },
+    "training": {"data", "equilibrium", "registry", "records", "solvers", "adjoints", "recurrence", "distances", "errors", "models"},
+    "evaluation": {
+        "training", "diagnostics", "certificates", "asynchronous", "records", "data", "equilibrium", "registry", "solvers", "errors",
+    },
+    "report": {"records", "errors"},
+}
+
+
+def layer_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imported_layers(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module]
+            if node.module == "sheafdeq":
+                names = [f"sheafdeq.{alias.name}" for alias in node.names]
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "sheafdeq" and len(parts) > 1:
+                found.add(parts[1])
+    return found
+
+
+def violations(root: Path = ROOT) -> list[str]:
+    wrong = []
+    for path in sorted(root.rglob("*.py")):
+        layer = layer_of(path)
+        if layer in ("cli", "__init__", "__main__"):
+            continue
+        assert layer in ALLOWED, f"{layer} is a new layer: give it a line in ALLOWED and in docs/flow.md"
+        bad = imported_layers(path) - ALLOWED[layer] - {layer, "__version__"}
+        wrong += [f"{path.relative_to(root)} imports {name}" for name in sorted(bad)]
+    return wrong
+
+
+def test_dependencies_point_one_way():
+    assert violations() == []
+
+
+def test_models_know_of_theory_only_its_numbers():
+    """Models may read proved constants (theory.coefficients); everything else of theory stands above the models."""
+    for path in (ROOT / "models").glob("*.py"):
+        for line in path.read_text().splitlines():
+            if "sheafdeq.theory" in line and "import" in line:
+                assert "sheafdeq.theory.coefficients" in line, f"{path.name}: {line}"
+
+
+def test_nothing_imports_the_command_line():
+    assert not [p for p in ROOT.rglob("*.py") if layer_of(p) != "cli" and p.name != "__main__.py" and "cli" in imported_layers(p)]
+
+
+def test_the_check_sees_a_violation(tmp_path):
+    bad = tmp_path / "bad.py"
+    bad.write_text("from sheafdeq.training import loop\nimport sheafdeq.cli\n")
+    assert imported_layers(bad) == {"training", "cli"}
