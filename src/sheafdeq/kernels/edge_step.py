@@ -198,7 +198,7 @@ class _Propagate(torch.autograd.Function):
     """The native edge pass; saves its arguments, keeps nothing of size e, recomputes in backward."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         source_hidden: Tensor,
         target_hidden: Tensor,
@@ -233,7 +233,7 @@ class _Propagate(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         tensors, edges, d, q = ctx.saved_tensors, ctx.edges, ctx.d, ctx.q
         native = _Native(grad.dtype)
         gradients = _edge_backward(native, tensors, edges, d, q, _pad(grad, d, native.padded(q)))
@@ -511,7 +511,7 @@ class _Step(torch.autograd.Function):
     """The whole native step. Saved for backward: the state and the tanh, nothing of size e."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         state: Tensor,
         drive: Tensor,
@@ -559,7 +559,7 @@ class _Step(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         state, tanh, *rest = ctx.saved_tensors
         first_source_weight, first_source_bias, first_target_weight, first_target_bias, *rest = rest
         *second, stalk_mixing, channel_mixing, edge_hidden = rest
@@ -577,6 +577,8 @@ class _Step(torch.autograd.Function):
         normalised, half_values = tables[3], tables[4]
         assert source_hidden_grad is not None
         assert target_hidden_grad is not None
+        assert values_grad is not None
+        assert own_grad is not None
         # first layer
         normalised_grad = source_hidden_grad @ first[0]
         normalised_grad.addmm_(target_hidden_grad, first[1])
