@@ -83,12 +83,15 @@ def run_list(options: argparse.Namespace) -> int:
 
 def run_show(options: argparse.Namespace) -> int:
     """Print the figures of one task, and draw it if asked."""
+    from sheafdeq.data.catalogue import recorded_digests
+
     task = _task(options)
     if options.plot:
         from sheafdeq.data.drawing import draw_task
 
         draw_task(task, options.plot)
     description = task.describe()
+    description["as_recorded"] = description["digest"] in recorded_digests().values()
     if options.json:
         print(json.dumps({**description, "plot": options.plot}, indent=2))
         return 0
@@ -114,7 +117,7 @@ def run_show(options: argparse.Namespace) -> int:
         ("score", f"{task.score_name}, higher is better"),
         ("constant", f"{_figures(task.constant_score)} (test); {_figures(task.constant_over_all)} (all rows)"),
         ("model sizes", ", ".join(f"{key} {value}" for key, value in description["dimensions"].items())),
-        ("digest", description["digest"]),
+        ("digest", description["digest"] + (", as recorded" if description["as_recorded"] else "")),
     ]
     for key, value in rows:
         print(f"{key:<12} {value}")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from importlib import resources
 from typing import Any
 
 from sheafdeq.data.benchmarks import GRAPH_SETS, NODE_SETS, graph_task, node_task
@@ -16,7 +18,7 @@ from sheafdeq.data.task import Task
 from sheafdeq.data.terrain import mnist_terrain, mnist_terrain_standin
 from sheafdeq.errors import InputError
 
-__all__ = ["Entry", "entries", "load_task", "task_names"]
+__all__ = ["Entry", "entries", "load_task", "recorded_digests", "task_names"]
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,16 @@ _ENTRIES: dict[str, Entry] = {
         ),
     ]
 }  # fmt: skip
+
+
+@cache
+def recorded_digests() -> dict[str, str]:
+    """SHA-256 of every default task by its title; those of community tasks need a processor with AVX2.
+
+    ``torch.randn`` rounds differently without AVX2 instructions, and the features of community graphs come from it.
+    """
+    text = resources.files("sheafdeq.data").joinpath("digests.json").read_text(encoding="utf-8")
+    return json.loads(text)
 
 
 def entries() -> list[Entry]:

@@ -59,20 +59,29 @@ def draw_task(task: Task, path: str | os.PathLike[str]) -> None:
 
 def _draw_classes(axes: Any, task: Task, split: Split) -> None:
     """The first graph of the split with its classes as clouds."""
-    graph, labels = split.graph, split.target.numpy()
+    graph = split.graph
     members = np.flatnonzero(graph.graph_ids.numpy() == 0)
-    labels = labels[members] if len(labels) == graph.num_nodes else np.zeros(len(members), dtype=int)
+    labels = np.zeros(len(members), dtype=np.int64)
+    names = ["node"]
+    if task.kind == "node classification":
+        labels = split.target.numpy()[members]
+        names = [f"class {c}" for c in range(task.out_channels)]
+        if (labels < 0).any():
+            names.append("not known")
+            labels = np.where(labels < 0, task.out_channels, labels)
     source, target = _edges_within(graph, members)
-    classes = labels.max() + 1
+    classes = len(names)
     sizes = np.bincount(labels, minlength=classes)
     features = graph.x.numpy()[members]
     place = np.empty((len(members), 2))
     for c in range(classes):
         angle = np.pi / 2 + 2 * np.pi * c / classes
+        if sizes[c] == 0:
+            continue
         radius = np.sqrt(sizes[c] / sizes.max()) * min(1.0, 1.9 * np.sin(np.pi / max(classes, 2)))
         if features.shape[1] == 2:  # the features are a place already
             own = features[labels == c] - features[labels == c].mean(axis=0)
-            own = own / np.abs(own).max() * radius
+            own = own / max(np.abs(own).max(), 1e-9) * radius
         else:
             rank = np.arange(sizes[c]) + 0.5
             turn = np.pi * (3 - np.sqrt(5)) * rank
@@ -89,7 +98,7 @@ def _draw_classes(axes: Any, task: Task, split: Split) -> None:
         own = place[labels == c]
         colour = _CLASS_COLOURS[c % len(_CLASS_COLOURS)]
         size = np.clip(9000 / len(members), 2, 30)
-        axes.scatter(own[:, 0], own[:, 1], s=size, color=colour, label=f"class {c}", zorder=3, linewidths=0)
+        axes.scatter(own[:, 0], own[:, 1], s=size, color=colour, label=names[c], zorder=3, linewidths=0)
     note = f"{len(shown):,} of {int(once.sum()):,} edges drawn" if int(once.sum()) > len(shown) else "all edges drawn"
     which = "test graph 1, " if split.graph.num_graphs > 1 else ""
     axes.set_title(f"{which}{len(members):,} nodes by class, {note}", fontsize=11)
@@ -234,7 +243,8 @@ def _draw_targets(axes: Any, task: Task) -> None:
         mixing = np.zeros((classes, classes))
         for graph in task.graphs:
             target = next(split.target for split in task.splits.values() if split.graph is graph).numpy()
-            np.add.at(mixing, (target[graph.source.numpy()], target[graph.target.numpy()]), 1)
+            ends = np.stack([target[graph.source.numpy()], target[graph.target.numpy()]])
+            np.add.at(mixing, tuple(ends[:, (ends >= 0).all(axis=0)]), 1)
         share = mixing / max(mixing.sum(), 1)
         axes.imshow(share, cmap="cividis", vmin=0, vmax=share.max() or 1)
         for row in range(classes):
@@ -253,7 +263,7 @@ def _draw_targets(axes: Any, task: Task) -> None:
     else:
         raw = values * task.output_scale
         whole = np.abs(raw - raw.round()).max() < 1e-3 and np.ptp(raw) < 200
-        axes.hist(raw, bins=np.arange(raw.min(), raw.max() + 2) - 0.5 if whole else 40, color="#009E73")
+        axes.hist(raw, bins=np.arange(raw.min().round(), raw.max() + 2) - 0.5 if whole else 40, color="#009E73")
         name = "true edge length" if task.kind == "localisation" else "target (raw units)"
         axes.set(xlabel=name, ylabel="edges" if task.kind == "localisation" else "nodes")
 
