@@ -11,6 +11,7 @@ from sheafdeq.errors import InputError
 from sheafdeq.models.appnp import APPNP
 from sheafdeq.models.dnsd import DNSD
 from sheafdeq.models.eignn import EIGNN
+from sheafdeq.models.energy_gnn import EnergyGNN
 from sheafdeq.models.gat import GAT
 from sheafdeq.models.gcn import GCN
 from sheafdeq.models.graph_attn_deq import GraphAttnDEQ
@@ -88,6 +89,12 @@ def _wide(model: Callable[..., GraphModel], *, steps: str | None = None) -> Any:
     return build
 
 
+def _energy(shape: Shape, options: dict[str, Any]) -> EnergyGNN:
+    """EnergyGNN has a state width of its own."""
+    edge_dim = shape.edge_dim if options.pop("edge_features") else None
+    return EnergyGNN(shape.in_channels, shape.out_channels, edge_dim=edge_dim, **options)
+
+
 _SPECS = (
     ModelSpec(
         "mlp",
@@ -149,6 +156,27 @@ _SPECS = (
         gradient="closed-form adjoint",
         inference="direct solution",
         printed_parameters={"": 2_643},
+    ),
+    ModelSpec(
+        "energygnn",
+        "EnergyGNN",
+        "energygnn",
+        _energy,
+        {
+            "state_width": 7,
+            "hidden": 4,
+            "message_width": 2,
+            "beta": 0.04,
+            "activation": "softplus",
+            "edge_features": True,
+            "steps": 200,
+            "tolerance": 1e-5,
+        },
+        propagation="edge energy",
+        well_posedness="strongly convex energy",
+        gradient="implicit differentiation",
+        inference="optimisation",
+        printed_parameters={"": 340},
     ),
     ModelSpec(
         "graph-attn-deq",

@@ -143,3 +143,6 @@ class GraphAttnDEQ(EquilibriumModel):
 
     def _normalised(self, state: Tensor) -> Tensor:
         return normalise_rows(state, 1, self.width, self.norm_order) if self.pre_norm else state
+
+    def _uses_edge_features(self) -> bool:
+        return self.edge_dim is not None
