@@ -2,8 +2,8 @@
 
 Epoch e scores the parameters theta_e (e updates old) on the validation split, keeps them if they are the best so far, and
 makes the update to theta_{e+1}. A model without randomness in training mode gives loss and validation score from one forward
-pass; with dropout, theta_e is scored by a second pass in evaluation mode. Either way the kept checkpoint is the very parameter vector
-that produced the score. The test split is evaluated once, for the kept checkpoint, at the end.
+pass; with dropout, theta_e is scored by a second pass in evaluation mode. Either way the kept checkpoint is the very parameter
+vector that produced the score. The test split is evaluated once, for the kept checkpoint, at the end.
 
 :meth:`Trainer.state` and :meth:`Trainer.restore` carry everything the next epoch depends on (parameters, optimiser, schedule,
 random generator, best checkpoint, curves), so a resumed run is bitwise equal to one that never stopped.

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import platform
@@ -98,6 +99,9 @@ def _cached_task(key: str) -> Task:
     config = TaskConfig.model_validate_json(key)
     options: dict[str, Any] = dict(config.options)
     return load_task(config.name, level=config.level, split=config.split, **options)
+
+
+atexit.register(_cached_task.cache_clear)  # graphs may own native memory that must go before the interpreter does
 
 
 def task_of(config: TrainingConfig) -> Task:

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+
+from sheafdeq.errors import InputError
+from sheafdeq.training.config import TrainingConfig
+
+
+def test_defaults_are_the_papers():
+    config = TrainingConfig.parse({"task": "community", "model": "sheafdeq"})
+    assert (config.learning_rate, config.weight_decay, config.clip_norm, config.max_epochs) == (1e-2, 5e-4, 1.0, 2000)
+    assert config.schedule.kind == "constant"
+    assert config.patience is None  # the task's
+    assert not config.penalties.active
+
+
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        ({"task": "community", "model": "sheafdeq", "learning_rte": 1}, "learning_rte"),
+        ({"task": {"name": "community", "levle": 3}, "model": "sheafdeq"}, "levle"),
+        ({"task": "community", "model": "sheafdeq", "max_epochs": -1}, "max_epochs"),
+        ({"task": "community", "model": "sheafdeq", "schedule": "cosine"}, "schedule"),
+        ({"task": "community", "model": "sheafdeq", "penalties": {"steps": 4}}, "penalties.steps"),
+        ({"model": "sheafdeq"}, "task"),
+    ],
+)
+def test_wrong_keys_and_values_are_named(values, word):
+    with pytest.raises(InputError, match=word):
+        TrainingConfig.parse(values)
+
+
+def test_configurations_are_frozen_and_come_back_from_their_payload(small):
+    config = small(schedule="wsd")
+    assert TrainingConfig.parse(config.payload()) == config
+    with pytest.raises(ValueError, match="frozen"):
+        config.seed = 3
+    assert config.replace(seed=7).seed == 7
+
+
+def test_toml(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('task = "counting"\nseed = 44\n[model]\nname = "sheafdeq"\noptions = { shift = 1.4 }\n')
+    config = TrainingConfig.read(path)
+    assert config.seed == 44
+    assert config.model.options == {"shift": 1.4}
+    path.write_text("task = ")
+    with pytest.raises(InputError, match=r"run\.toml"):
+        TrainingConfig.read(path)
+    with pytest.raises(InputError, match="no such file"):
+        TrainingConfig.read(tmp_path / "absent.toml")
