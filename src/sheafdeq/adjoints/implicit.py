@@ -23,6 +23,7 @@ from sheafdeq.distances import SUP
 from sheafdeq.errors import BackwardWarning
 from sheafdeq.solvers import Anderson, Picard, Solution, Solver
 from sheafdeq.solvers.iterate import Function
+from sheafdeq.solvers.solution import AdjointReport
 
 __all__ = ["Implicit"]
 
@@ -58,6 +59,8 @@ class Implicit:
             solution = solver.solve(function, initial, **options)
         graph_of_node, num_graphs = options.get("graph_of_node"), options.get("num_graphs", 1)
         equilibrium = solution.value.detach()
+        report = AdjointReport()
+        solution.adjoint = report
 
         def solve_adjoint(cotangent: Tensor) -> Tensor:
             with torch.enable_grad():
@@ -77,7 +80,7 @@ class Implicit:
 
             with torch.no_grad():
                 backward = self._solver().solve(adjoint_step, unit, graph_of_node=graph_of_node, num_graphs=num_graphs)
-            solution.backward = backward
+            report.solution = backward
             if not backward.converged:
                 warnings.warn(f"the implicit gradient is not solved: {backward}", BackwardWarning, stacklevel=2)
             return backward.value * scale

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sheafdeq.errors import ConvergenceError
 
-__all__ = ["Solution", "Status"]
+__all__ = ["AdjointReport", "Solution", "Status"]
 
 
 class Status(Enum):
@@ -63,6 +63,13 @@ class Status(Enum):
 
 
 @dataclass
+class AdjointReport:
+    """Where a backward pass leaves its solution; separate from the forward one, which would otherwise be kept in a cycle."""
+
+    solution: Solution | None = None
+
+
+@dataclass
 class Solution:
     """The end of one iteration.
 
@@ -82,7 +89,12 @@ class Solution:
     graph_status: tuple[Status, ...] = ()
     graph_residual: Tensor = field(default_factory=lambda: torch.empty(0))
     graph_steps: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
-    backward: Solution | None = None
+    adjoint: AdjointReport | None = field(default=None, repr=False)
+
+    @property
+    def backward(self) -> Solution | None:
+        """How the backward solve of an implicit gradient ended (None before ``backward()`` and for other gradients)."""
+        return self.adjoint.solution if self.adjoint is not None else None
 
     @property
     def residual(self) -> float:
