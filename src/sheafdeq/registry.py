@@ -71,7 +71,7 @@ def _stalked(model: Callable[..., GraphModel], *, steps: bool = False, edges: bo
     """A builder for models sized by (d, q): stalks or heads."""
 
     def build(shape: Shape, options: dict[str, Any]) -> GraphModel:
-        sizes = {"steps": shape.steps} if steps else {}
+        sizes: dict[str, Any] = {"steps": shape.steps} if steps else {}
         if edges and options.pop("edge_features", True):
             sizes["edge_dim"] = shape.edge_dim
         return model(shape.in_channels, shape.out_channels, shape.stalk_dim, shape.channels, **sizes, **{**options, **fixed})

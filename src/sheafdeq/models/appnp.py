@@ -38,23 +38,20 @@ class APPNP(EquilibriumModel):
         H_0 = B(X), \qquad U = (1 - \alpha) \hat A_+ H + \alpha H_0, \qquad
         H \leftarrow \begin{cases} U & \text{APPNP} \\ \tanh(U) + \beta & \text{shifted tanh} \end{cases}
 
-    with :math:`\hat A_+ = D_+^{-1/2}(A + I)D_+^{-1/2}` and B a two-layer perceptron f -> c -> c (ReLU; dropout on the raw input and on
-    the hidden layer). A linear readout follows. Plain APPNP has the equilibrium
-    :math:`\alpha [I - (1 - \alpha) \hat A_+]^{-1} H_0` (:meth:`closed_form`).
+    with :math:`\hat A_+ = D_+^{-1/2}(A + I)D_+^{-1/2}` and B a two-layer perceptron f -> c -> c (ReLU; dropout on the raw input
+    and on the hidden layer). A linear readout follows. Plain APPNP has the equilibrium :math:`\alpha [I - (1 - \alpha) \hat
+    A_+]^{-1} H_0` (:meth:`closed_form`).
 
-    Gasteiger et al., "Predict then Propagate", ICLR 2019; the shifted tanh after Sittoni and Tudisco, "Subhomogeneous Deep Equilibrium
-    Models", ICML 2024. The paper's form is followed. Deviations of the released SubDEQ code from it: its "APPNP tanh" has no shift,
-    its normalised variant divides tanh(.) + 1.2 by the row maximum, and it also drops edge weights (at every step anew); it has no readout
-    after propagation (the second encoder layer already has the output width). PyG's APPNP drops edges cumulatively. None of these is
-    done here: dropout acts in the encoder only, drawn once for each solve.
-    2,691 parameters at f = 3, c = 48, o = 3, with or without shift.
+    Gasteiger et al., "Predict then Propagate", ICLR 2019; the shifted tanh after Sittoni and Tudisco, "Subhomogeneous Deep
+    Equilibrium Models", ICML 2024. The paper's form is followed. Deviations of the released SubDEQ code from it: its "APPNP
+    tanh" has no shift, its normalised variant divides tanh(.) + 1.2 by the row maximum, and it also drops edge weights (at
+    every step anew); it has no readout after propagation (the second encoder layer already has the output width). PyG's APPNP
+    drops edges cumulatively. None of these is done here: dropout acts in the encoder only, drawn once for each solve. 2,691
+    parameters at f = 3, c = 48, o = 3, with or without shift.
 
     Args:
-        in_channels: f.
-        out_channels: o.
-        width: c.
-        alpha: teleport weight in (0, 1].
-        shift: None for APPNP, beta for the shifted tanh (a contraction of Thompson's metric for beta >= 1.2 when B >= 0; B is unsigned
+        in_channels: f. out_channels: o. width: c. alpha: teleport weight in (0, 1]. shift: None for APPNP, beta for the shifted
+        tanh (a contraction of Thompson's metric for beta >= 1.2 when B >= 0; B is unsigned
             here, as in the paper, so positivity rests on beta > 1 alone).
         dropout: in the encoder, while training.
         steps: K.

@@ -25,8 +25,8 @@ class DNSDLayer(nn.Module):
         a_v = \sum_{u \to v} \frac{F_v^\top F_u x_u}{\sqrt{\deg_u \deg_v}}, \quad
         t = \phi(W_1 a W_2), \quad x \leftarrow \mathrm{LN}((1 + \epsilon) x - g \, t)
 
-    with epsilon and the optional gate g = sigmoid(w [x ; a] + b) one value for each stalk coordinate (the gate's weights are shared by the
-    coordinates). Shapes: x (n, d*q) -> (n, d*q), coordinate-major.
+    with epsilon and the optional gate g = sigmoid(w [x ; a] + b) one value for each stalk coordinate (the gate's weights are
+    shared by the coordinates). Shapes: x (n, d*q) -> (n, d*q), coordinate-major.
     """
 
     def __init__(self, stalk_dim: int, channels: int, *, maps: str, activation: str, gate: bool) -> None:
@@ -88,9 +88,9 @@ class DNSD(ExplicitModel):
     """Linear encoder, ``layers`` untied :class:`DNSDLayer`, linear readout.
 
     Bourgerie et al., "Deep Neural Sheaf Diffusion", with the released code's layer (remibourgerie/deep-neural-sheaf-diffusion,
-    ``directional=True``, ``layer_norm_mode="embedding"``): W_1, W_2, epsilon and the residual are in that code and not in the paper's
-    prose. The released code calls the receiving end of an edge its source; here an edge u -> v is received by v.
-    The paper's prose has the gate, but its printed counts (11,691 diagonal, 25,659 full at f = 3) are those without it; with gate
+    ``directional=True``, ``layer_norm_mode="embedding"``): W_1, W_2, epsilon and the residual are in that code and not in the
+    paper's prose. The released code calls the receiving end of an edge its source; here an edge u -> v is received by v. The
+    paper's prose has the gate, but its printed counts (11,691 diagonal, 25,659 full at f = 3) are those without it; with gate
     they are 12,087 and 26,055. ``gate`` is an option; without is the default, as the counts are what the paper audited.
     Initialisation is the released one, not the Xavier rule the paper states for all models.
 

@@ -43,24 +43,27 @@ class EIGNN(EquilibriumModel):
     r"""A linear fixed point with a positive semidefinite mixing matrix of norm below one.
 
     .. math::
-        H^\star = \hat A H^\star M + B(X), \qquad M = \frac{\gamma F^\top F}{\|F^\top F\|_F + \varepsilon}, \qquad \hat Y = r(H^\star)
+        H^\star = \hat A H^\star M + B(X), \qquad
+        M = \frac{\gamma F^\top F}{\|F^\top F\|_F + \varepsilon}, \qquad \hat Y = r(H^\star)
 
     With :math:`\hat A = Q \Lambda Q^\top` of each graph (computed once, :mod:`~sheafdeq.models.spectrum`) and
     :math:`M = P \Sigma P^\top` (every call), :math:`H^\star = Q [(Q^\top B P)_{ij} / (1 - \Lambda_i \Sigma_j)] P^\top`.
     :math:`|\Lambda| \le 1` and :math:`0 \le \Sigma \le \gamma < 1`, so the denominator is at least 1 - gamma.
 
     Gradient: the adjoint :math:`U = \hat A U M + \partial L / \partial H^\star` is the same equation and is solved by the same
-    decomposition; then dB = U and dM = (A H)^T U. This is the exact derivative. It equals autograd through ``eigh(M)``, which the paper uses,
-    wherever that exists (a test); autograd divides by differences of eigenvalues and fails when two of them meet, which weight
-    decay provokes.
+    decomposition; then dB = U and dM = (A H)^T U. This is the exact derivative. It equals autograd through ``eigh(M)``, which
+    the paper uses, wherever that exists (a test); autograd divides by differences of eigenvalues and fails when two of them
+    meet, which weight decay provokes.
 
-    Liu et al., "EIGNN: Efficient Infinite-Depth Graph Neural Networks", NeurIPS 2021. The paper's form is followed: no self-loops,
-    gamma fixed at 0.9. Deviations of the released code (liu-jc/EIGNN): self-loops, gamma 0.8, rows normalised and dropout 0.5
-    before a bias-free readout, the raw features (no B) or a bias-free linear B, and one decomposition of the whole data set. Options
-    ``self_loops``, ``gamma`` and ``normalise`` give the first three. 2,643 parameters at f = 3, c = 48, o = 3.
+    Liu et al., "EIGNN: Efficient Infinite-Depth Graph Neural Networks", NeurIPS 2021. The paper's form is followed: no
+    self-loops, gamma fixed at 0.9. Deviations of the released code (liu-jc/EIGNN): self-loops, gamma 0.8, rows normalised and
+    dropout 0.5 before a bias-free readout, the raw features (no B) or a bias-free linear B, and one decomposition of the whole
+    data set. Options ``self_loops``, ``gamma`` and ``normalise`` give the first three. 2,643 parameters at f = 3, c = 48, o =
+    3.
 
-    The iteration is there too: asking for ``steps``, a ``solver``, an ``adjoint``, an ``initial_state`` or an observer iterates the map, so
-    diagnostics and the asynchronous runtime work as for every other model. Directed graphs must be iterated.
+    The iteration is there too: asking for ``steps``, a ``solver``, an ``adjoint``, an ``initial_state`` or an observer iterates
+    the map, so diagnostics and the asynchronous runtime work as for every other model. Directed graphs are iterated too (rows
+    of D^{-1} A sum to at most one whatever the directions, so the iteration still contracts with rate gamma).
 
     Args:
         in_channels: f.
@@ -138,6 +141,8 @@ class EIGNN(EquilibriumModel):
         if any(value is not None for value in options.values()):
             return super().solve(context, graph, **options)
         spectrum = spectrum_of(graph, self_loops=self.self_loops, max_nodes=self.max_nodes)
+        if spectrum is None:
+            return super().solve(context, graph)
         with torch.no_grad():
             mixing = torch.linalg.eigh(context.mixing.detach())
             value = _solve_spectral(spectrum, mixing, context.drive.detach())

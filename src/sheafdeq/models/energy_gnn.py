@@ -21,7 +21,9 @@ from sheafdeq.models.minimise import Blocks, conjugate_gradients, minimise
 from sheafdeq.models.propagation import checked_positive
 from sheafdeq.recurrence import Incidence, edge_field, node_field
 from sheafdeq.solvers import Solution
+from sheafdeq.solvers.solution import AdjointReport
 from sheafdeq.solvers.iterate import per_graph_max
+from sheafdeq.solvers.solution import AdjointReport
 
 __all__ = ["PICNN", "EnergyContext", "EnergyGNN"]
 
@@ -87,24 +89,26 @@ class EnergyGNN(EquilibriumModel):
         E(H) = \sum_i u(m_i, H_i; x_i) + \tfrac{\beta}{2} \|H_i\|^2, \qquad
         m_i = \sum_{j \to i} m(H_i, H_j; x_i, x_j, a_{ij}) + m_{\mathrm{self}}(H_i; x_i)
 
-    with u, m and m_self partially input-convex (:class:`PICNN`), u non-decreasing in m. E is beta-strongly convex for every weight.
+    with u, m and m_self partially input-convex (:class:`PICNN`), u non-decreasing in m. E is beta-strongly convex for
+    every weight.
 
-    **Forward**: L-BFGS, every graph of a batch on its own, to a gradient of at most ``tolerance``; the end is reported graph by graph
-    (:func:`~sheafdeq.models.minimise.minimise`). **Gradient**: with v from Hessian v = dL/dH by conjugate gradients on Hessian-vector
-    products, dL/dtheta = -v^T d(grad E)/dtheta; the end of that solve is ``solution.backward``. **Map**: ``step`` is
-    :math:`H - \eta \nabla E(H)` with 1/eta an upper bound of the Hessian's norm on each graph, a contraction with the same fixed point, so that
-    diagnostics have a map to examine. (All weights are positive, so the Hessian is entrywise non-negative and at most the matrix
-    with phi' = 1 and phi'' = 1/4 everywhere; its largest row sum bounds the norm.) There is no ``local_step``: the gradient at a node
-    needs its neighbours' m_j, that is, states two hops away.
+    **Forward**: L-BFGS, every graph of a batch on its own, to a gradient of at most ``tolerance``; the end is reported graph by
+    graph (:func:`~sheafdeq.models.minimise.minimise`). **Gradient**: with v from Hessian v = dL/dH by conjugate gradients on
+    Hessian-vector products, dL/dtheta = -v^T d(grad E)/dtheta; the end of that solve is ``solution.backward``. **Map**:
+    ``step`` is :math:`H - \eta \nabla E(H)` with 1/eta an upper bound of the Hessian's norm on each graph, a contraction with
+    the same fixed point, so that diagnostics have a map to examine. (All weights are positive, so the Hessian is entrywise
+    non-negative and at most the matrix with phi' = 1 and phi'' = 1/4 everywhere; its largest row sum bounds the norm.) There is
+    no ``local_step``: the gradient at a node needs its neighbours' m_j, that is, states two hops away.
 
-    Solodova et al., "Graph Neural Networks Gone Hogwild", ICLR 2025 (no code was released); hidden width 4, message width 2, update width 1
-    and beta = 0.04 as the paper reports them. Deviations:
+    Solodova et al., "Graph Neural Networks Gone Hogwild", ICLR 2025 (no code was released); hidden width 4, message width 2,
+    update width 1 and beta = 0.04 as the paper reports them. Deviations:
 
-    * phi is softplus. The paper's ReLU makes E piecewise linear plus quadratic: minimisers sit on kinks, where no gradient is small, which is
-      why its L-BFGS did not converge. ``activation="relu"`` is there to see it happen, and reports it.
+    * phi is softplus. The paper's ReLU makes E piecewise linear plus quadratic: minimisers can sit on kinks, where no gradient is
+      small; the paper's L-BFGS did not converge on two benchmarks. ``activation="relu"`` is there to compare, and reports failure.
     * Backtracking replaces the strong Wolfe search, and 200 iterations are allowed instead of 50.
-    * The state width is not printed; c = 48 is impossible with 340 parameters (the message network alone would have more than 384).
-      Several readings give exactly 340 at f = 3, o = 3: this network with 7 state entries and a linear readout is one of them.
+    * The state width is not printed; c = 48 is impossible with 340 parameters (the message network alone would have more than
+      384). Several readings give exactly 340 at f = 3, o = 3: this network with 7 state entries and a linear readout is one of
+      them.
 
     Args:
         in_channels: f.
@@ -146,7 +150,7 @@ class EnergyGNN(EquilibriumModel):
             raise InputError(f"beta must be positive, got {beta!r}")
         if activation not in ("softplus", "relu"):
             raise InputError(f"activation must be 'softplus' or 'relu', got {activation!r}")
-        if not 0.0 < float(tolerance):
+        if not float(tolerance) > 0.0:
             raise InputError(f"tolerance must be positive, got {tolerance!r}")
         self.in_channels, self.out_channels, self.edge_dim = in_channels, out_channels, edge_dim or None
         self.state_width, self.beta, self.tolerance = state_width, float(beta), float(tolerance)
@@ -221,7 +225,7 @@ class EnergyGNN(EquilibriumModel):
     @torch.no_grad()
     def _safe_step(self, context: EnergyContext) -> Tensor:
         """1 / (largest row sum of a matrix that bounds the Hessian), one value for each graph, spread over its nodes."""
-        changes = {
+        changes: dict[str, Any] = {
             entry.name: torch.zeros_like(getattr(context, entry.name))
             for entry in fields(context)
             if entry.name.endswith("_hidden")
@@ -251,7 +255,10 @@ class EnergyGNN(EquilibriumModel):
         return state - context.step_size * self.gradient_field(state, context)
 
     def solve(self, context: EnergyContext, graph: Graph, **options: Any) -> Solution:
-        """Minimise from ``initial_state`` in at most ``steps`` iterations; a ``solver``, ``adjoint`` or observer iterates the map instead."""
+        """Minimise from ``initial_state`` in at most ``steps`` iterations.
+
+        With a ``solver``, an ``adjoint`` or an observer the map is iterated instead.
+        """
         if any(options.get(name) is not None for name in ("solver", "adjoint", "observe")):
             return super().solve(context, graph, **options)
         start, steps = options.get("initial_state"), options.get("steps")
@@ -271,7 +278,8 @@ class EnergyGNN(EquilibriumModel):
         return solution
 
     def _attach(self, solution: Solution, context: EnergyContext) -> None:
-        value = solution.value
+        value, report = solution.value, AdjointReport()
+        solution.adjoint = report
 
         def solve_adjoint(cotangent: Tensor) -> Tensor:
             with torch.enable_grad():
@@ -283,7 +291,7 @@ class EnergyGNN(EquilibriumModel):
 
             tolerance = max(1e-6, 50 * torch.finfo(value.dtype).eps)
             backward = conjugate_gradients(product, cotangent, context.blocks, steps=500, tolerance=tolerance)
-            solution.backward = backward
+            report.solution = backward
             if not backward.converged:
                 warnings.warn(f"the implicit gradient is not solved: {backward}", BackwardWarning, stacklevel=2)
             return backward.value

@@ -23,7 +23,10 @@ __all__ = ["GAT", "GATLayer"]
 
 
 class GATLayer(nn.Module):
-    r"""Attention with scores :math:`\mathrm{LeakyReLU}_{0.2}(a_s^\top W h_j + a_t^\top W h_i)` over N(i) and i itself; equals PyG's ``GATConv``."""
+    r"""Attention with scores :math:`\mathrm{LeakyReLU}_{0.2}(a_s^\top W h_j + a_t^\top W h_i)` over N(i) and i itself.
+
+    Equals PyG's ``GATConv`` (a test).
+    """
 
     def __init__(self, in_channels: int, channels: int, heads: int) -> None:
         super().__init__()
@@ -49,9 +52,9 @@ class GATLayer(nn.Module):
 class GAT(ExplicitModel):
     """Two or more :class:`GATLayer` with ELU between them, the last with one head of the output width.
 
-    Velickovic et al., "Graph Attention Networks", ICLR 2018. Deviations: dropout acts on layer inputs only, not on attention weights; the
-    output layer has one head instead of an average of eight. Not a model of the paper. A stored self-loop counts beside the added one
-    (PyG's layer replaces it).
+    Velickovic et al., "Graph Attention Networks", ICLR 2018. Deviations: dropout acts on layer inputs only, not on attention
+    weights; the output layer has one head instead of an average of eight. Not a model of the paper. A stored self-loop counts
+    beside the added one (PyG's layer replaces it).
 
     Args:
         in_channels: f.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -18,8 +19,8 @@ __all__ = ["GCN"]
 class GCN(ExplicitModel):
     r"""Layers :math:`H \leftarrow \mathrm{ReLU}(\hat A_+ H W + b)`, the last without ReLU.
 
-    Kipf and Welling, "Semi-Supervised Classification with Graph Convolutional Networks", ICLR 2017: two layers, dropout 0.5 on the
-    input of every layer. Each layer equals PyG's ``GCNConv`` (a test). Not a model of the paper.
+    Kipf and Welling, "Semi-Supervised Classification with Graph Convolutional Networks", ICLR 2017: two layers, dropout 0.5 on
+    the input of every layer. Each layer equals PyG's ``GCNConv`` (a test). Not a model of the paper.
 
     Args:
         in_channels: f.
@@ -36,18 +37,20 @@ class GCN(ExplicitModel):
         checked_positive(in_channels=in_channels, out_channels=out_channels, width=width, layers=layers)
         self.in_channels, self.out_channels = in_channels, out_channels
         self.dropout = checked_dropout(dropout)
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise([in_channels, *[width] * (layers - 1), out_channels]))
+        sizes = [in_channels, *[width] * (layers - 1), out_channels]
+        self.mixings = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in pairwise(sizes))
+        self.biases = nn.ParameterList(torch.empty(b) for b in sizes[1:])
         xavier(self.parameters())
 
     def logits(self, graph: Graph) -> Tensor:
         """(n, f) -> (n, o)."""
         weights, pattern = gcn_weights(graph, self_loops=True), pattern_of(graph)
         state = graph.x
-        for k, layer in enumerate(self.layers):
+        for k, (mixing, bias) in enumerate(zip(self.mixings, self.biases, strict=True)):
             if k:
                 state = functional.dropout(state.relu(), self.dropout, self.training)
-            mixed = state @ layer.weight.T
-            state = propagate(weights.edge, weights.own, mixed, mixed, pattern) + layer.bias
+            mixed = mixing(state)
+            state = propagate(weights.edge, weights.own, mixed, mixed, pattern) + bias
         return state
 
     def _uses_edge_features(self) -> bool:

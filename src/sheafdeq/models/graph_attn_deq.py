@@ -40,11 +40,13 @@ class GraphAttnDEQ(EquilibriumModel):
 
     Q, K, V, W are bias-free c x c; B(X) = ReLU(linear); start 1/sqrt(c). The head count M equals SheafDEQ's stalk dimension.
 
-    Edge features (``edge_dim``): a bias-free linear embedding is added to the key and to the value of its edge; the self-loop gets none.
+    Edge features (``edge_dim``): a bias-free linear embedding is added to the key and to the value of its edge; the self-loop
+    gets none.
 
-    ``pre_norm=True`` is the variant of the paper's appendix: queries and keys see h_i / ||h_i||_p, values see h_i, and edge features enter
-    keys only. Its propagation is positively homogeneous (a test). The unique equilibrium the appendix derives from that does not follow:
-    it rests on the same lemma as SheafDEQ's theorem, and W may have signs that cancel (``docs/theory.md``).
+    ``pre_norm=True`` is the variant of the paper's appendix: queries and keys see h_i / ||h_i||_p, values see h_i, and edge
+    features enter keys only. Its propagation is positively homogeneous (a test). The unique equilibrium the appendix derives
+    from that does not follow: it rests on the same lemma as SheafDEQ's theorem, and W may have signs that cancel
+    (``docs/theory.md``).
 
     The paper's own ablation; there is no other code. Reading chosen where the text is silent: B has the ReLU of SheafDEQ's drive.
     A self-loop that is already stored is one more neighbour. 9,555 parameters at f = 3, c = 48, o = 3.

@@ -41,26 +41,22 @@ class IGNN(EquilibriumModel):
 
     .. math:: H^\star = \mathrm{ReLU}(\hat A_+ H^\star W + B(X)), \qquad \hat Y = r(H^\star_i / \|H^\star_i\|_2)
 
-    with :math:`\hat A_+` the self-looped normalised adjacency, W (c x c) without bias, B linear, r linear. After every optimiser step
-    :meth:`project` moves each column of W to the l1 ball of radius kappa / rho. On an undirected graph rho(A_+) = 1 with Perron vector
-    sqrt(deg + 1), so in the norm max_i |H_i|_inf / sqrt(deg_i + 1) the map contracts with rate kappa: a weighted maximum norm, which is
-    also what asynchronous iteration needs.
+    with :math:`\hat A_+` the self-looped normalised adjacency, W (c x c) without bias, B linear, r linear. After every
+    optimiser step :meth:`project` moves each column of W to the l1 ball of radius kappa / rho. On an undirected graph rho(A_+)
+    = 1 with Perron vector sqrt(deg + 1), so in the norm max_i |H_i|_inf / sqrt(deg_i + 1) the map contracts with rate kappa: a
+    weighted maximum norm, which is also what asynchronous iteration needs.
 
     Gu et al., "Implicit Graph Neural Networks", NeurIPS 2020. The paper's form is followed. Deviations of the released code
-    (SwiftieH/IGNN) from it: features are propagated once, X = phi(W X A + Omega U A); a second input matrix and a bias exist and are
-    never used; W (their transpose of ours) is projected row-wise inside the forward pass; tolerance 3e-6 with 300 iterations; no readout bias.
-    Two deliberate deviations here: rho is the larger of 1 and the 20-step power estimate, because power iteration
-    underestimates and an underestimate loosens the projection; and the backward solve may take 500 steps instead of 50, because a
-    gradient cut off at 50 steps of rate 0.9 is wrong by up to half a per cent.
-    2,643 parameters at f = 3, c = 48, o = 3.
+    (SwiftieH/IGNN) from it: features are propagated once, X = phi(W X A + Omega U A); a second input matrix and a bias exist
+    and are never used; W (their transpose of ours) is projected row-wise inside the forward pass; tolerance 3e-6 with 300
+    iterations; no readout bias. Two deliberate deviations here: rho is the larger of 1 and the 20-step power estimate, because
+    power iteration underestimates and an underestimate loosens the projection; and the backward solve may take 500 steps
+    instead of 50, because a gradient cut off at 50 steps of rate 0.9 is wrong by up to half a per cent. 2,643 parameters at f =
+    3, c = 48, o = 3.
 
     Args:
-        in_channels: f.
-        out_channels: o.
-        width: c.
-        kappa: contraction rate in (0, 1).
-        steps, tolerance: the forward solve stops at ``tolerance`` (absolute, largest entry) or after ``steps``; the end is reported.
-        solver: replaces that solve.
+        in_channels: f. out_channels: o. width: c. kappa: contraction rate in (0, 1). steps, tolerance: the forward solve stops
+        at ``tolerance`` (absolute, largest entry) or after ``steps``; the end is reported. solver: replaces that solve.
         gradient: ``"implicit"`` (the paper's), or any other gradient rule.
 
     Shapes: x (n, f) -> (n, o). Edge features are ignored.
@@ -147,7 +143,7 @@ def project_columns(matrix: Tensor, radius: float) -> Tensor:
 
 @torch.no_grad()
 def power_estimate(edge_weight: Tensor, own_weight: Tensor, pattern: Pattern, iterations: int = 20) -> float:
-    """The spectral radius of the weighted adjacency after ``iterations`` power steps from the all-ones vector (a lower estimate)."""
+    """The spectral radius of the weighted adjacency, estimated by power steps from the all-ones vector."""
     vector = torch.ones_like(own_weight).unsqueeze(1)
     norm = torch.zeros(())
     for _ in range(iterations):

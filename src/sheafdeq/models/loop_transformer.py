@@ -46,20 +46,21 @@ class LoopTransformer(EquilibriumModel):
         H' = \mathrm{LN}_1(H + \mathrm{Conv}(H)), \quad
         H \leftarrow \mathrm{LN}_2(H' + W_2\, \mathrm{GELU}(W_1 H'))
 
-    Conv is PyG's ``TransformerConv(c, c/M, heads=M, beta=True, edge_dim)`` (Shi et al., IJCAI 2021), restricted to N(i), without self-loop:
+    Conv is PyG's ``TransformerConv(c, c/M, heads=M, beta=True, edge_dim)`` (Shi et al., IJCAI 2021), restricted to N(i),
+    without self-loop:
 
     .. math::
         m_i = \Vert \sum_j \alpha_{ij}(V h_j + E a_{ij}), \quad
         \alpha_{ij} = \mathrm{softmax}_j \frac{(Q h_i)^\top (K h_j + E a_{ij})}{\sqrt{c/M}}, \quad
         \mathrm{Conv}_i = g_i\, S h_i + (1 - g_i)\, m_i, \quad g_i = \sigma(w^\top [m_i, S h_i, m_i - S h_i]).
 
-    It is written out here (and tested equal to PyG's) so that every edge can read its own, possibly old, source state. Such a run is an
-    approximate simulation of a delayed network: nothing guarantees that this loop converges, with or without delays.
+    It is written out here (and tested equal to PyG's) so that every edge can read its own, possibly old, source state. Such a
+    run is an approximate simulation of a delayed network: nothing guarantees that this loop converges, with or without delays.
 
-    The paper's own control; there is no other code. Readings: a two-layer ReLU encoder, which the printed count requires; dropout after
-    the GELU. Deviation: the dropout mask is drawn once for each solve, not once for each loop, so that the step is one fixed map.
-    Without edge features the paper feeds a zero attribute of width one; its embedding is identically zero, so it is skipped, and the
-    48 parameters stay for the count. 21,843 parameters at f = 3, c = 48, o = 3, whatever K.
+    The paper's own control; there is no other code. Readings: a two-layer ReLU encoder, which the printed count requires;
+    dropout after the GELU. Deviation: the dropout mask is drawn once for each solve, not once for each loop, so that the step
+    is one fixed map. Without edge features the paper feeds a zero attribute of width one; its embedding is identically zero, so
+    it is skipped, and the 48 parameters stay for the count. 21,843 parameters at f = 3, c = 48, o = 3, whatever K.
 
     Args:
         in_channels: f.
@@ -109,7 +110,7 @@ class LoopTransformer(EquilibriumModel):
         embedding = None if self.edge_dim is None or graph.edge_attr is None else self.edge(graph.edge_attr)
         mask = None
         if self.training and self.dropout:
-            mask = functional.dropout(torch.ones(len(start), self.expand.out_features, dtype=start.dtype, device=start.device), self.dropout)
+            mask = functional.dropout(start.new_ones(len(start), self.expand.out_features), self.dropout)
         return LoopContext(Incidence.of(graph), pattern_of(graph), start, embedding, mask)
 
     def initial_state(self, context: LoopContext) -> Tensor:

@@ -53,12 +53,13 @@ def minimise(
 ) -> Solution:
     r"""L-BFGS with backtracking; ``energy(state)`` returns (count,) energies and the (n, c) gradient.
 
-    A step t p is accepted when the energy falls by at least :math:`10^{-4} t |g^\top p|` (Armijo), or, where the fall drowns in rounding,
-    when the slope at the end satisfies :math:`g_+^\top p \le 0.9 |g^\top p|` with the energy unchanged to rounding (Hager and Zhang's
-    approximate condition). The curvature half of the Wolfe conditions need not be searched for: a strongly convex energy has
-    :math:`s^\top y \ge \mu \|s\|^2` for every step, which keeps the inverse Hessian approximation positive definite and bounded; with that,
-    backtracking L-BFGS converges linearly on smooth strongly convex energies. A graph is CONVERGED when the largest entry of its
-    gradient is at most ``tolerance``, STAGNATED when no step length is acceptable (a kink, or the limit of the precision).
+    A step t p is accepted when the energy falls by at least :math:`10^{-4} t |g^\top p|` (Armijo), or, where the fall drowns in
+    rounding, when the slope at the end satisfies :math:`g_+^\top p \le 0.9 |g^\top p|` with the energy unchanged to rounding
+    (Hager and Zhang's approximate condition). The curvature half of the Wolfe conditions need not be searched for: a strongly
+    convex energy has :math:`s^\top y \ge \mu \|s\|^2` for every step, which keeps the inverse Hessian approximation positive
+    definite and bounded; with that, backtracking L-BFGS converges linearly on smooth strongly convex energies. A graph is
+    CONVERGED when the largest entry of its gradient is at most ``tolerance``, STAGNATED when no step length is acceptable (a
+    kink, or the limit of the precision).
     """
     state = initial
     value, gradient = energy(state)
@@ -91,7 +92,8 @@ def minimise(
             flat = (trial_value <= value + slack * value.abs()) & (blocks.dot(trial_gradient, direction) <= 0.9 * slope.abs())
             accepted = searching & (falls | flat)
             new_state, new_gradient = (
-                torch.where(blocks.spread(accepted), new, old) for new, old in ((trial, new_state), (trial_gradient, new_gradient))
+                torch.where(blocks.spread(accepted), new, old) for new, old in ((trial, new_state), (trial_gradient,
+                new_gradient))
             )
             new_value = torch.where(accepted, trial_value, new_value)
             searching = searching & ~accepted

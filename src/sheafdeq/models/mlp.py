@@ -20,8 +20,8 @@ class MLP(ExplicitModel):
 
     .. math:: f \to c \to \dots \to c \to o \quad (K \text{ linear maps in all})
 
-    Follows the paper's appendix ("Feature-only MLP", depth parity: K is the iteration budget of the recurrent models). No deviation.
-    42,675 parameters at f = 3, c = 48, K = 20, o = 3.
+    Follows the paper's appendix ("Feature-only MLP", depth parity: K is the iteration budget of the recurrent models). No
+    deviation. 42,675 parameters at f = 3, c = 48, K = 20, o = 3.
 
     Args:
         in_channels: f.

@@ -19,11 +19,12 @@ __all__ = ["NeuralSheafDiffusion", "SheafLayer", "householder", "inverse_square_
 class SheafLayer(nn.Module):
     r"""One diffusion step :math:`X \leftarrow (1 + \tanh \epsilon) X - \mathrm{ELU}(\Delta (I \otimes W_1) X W_2)`.
 
-    A learner without bias gives the map of node v on edge {v, u} as tanh(lin [x_v ; x_u]): a diagonal, a matrix, or the lower triangle of
-    Householder vectors. With D_v = sum over edges of F_v^T F_v,
+    A learner without bias gives the map of node v on edge {v, u} as tanh(lin [x_v ; x_u]): a diagonal, a matrix, or the lower
+    triangle of Householder vectors. With D_v = sum over edges of F_v^T F_v,
 
     * diagonal and full: :math:`\Delta = (D + I)^{-1/2} L (D + I)^{-1/2}` with (block) roots, L_vv = D_v, L_vu = -F_v^T F_u;
-    * orthogonal: maps are scaled by an edge weight sigmoid(lin[x_v ; x_u]) sigmoid(lin[x_u ; x_v]), D is the scalar sum of its squares.
+    * orthogonal: maps are scaled by an edge weight sigmoid(lin[x_v ; x_u]) sigmoid(lin[x_u ; x_v]), D is the scalar sum of its
+      squares.
 
     Shapes: x (n, d*q) -> (n, d*q), coordinate-major.
     """
@@ -47,7 +48,7 @@ class SheafLayer(nn.Module):
         stalks = x.view(n, d, q)
         mixed = self.channel_mixing(self.stalk_mixing.weight @ stalks)
         diagonal, off = self.laplacian(seen, graph)
-        change = self._apply(diagonal, off, mixed, pattern)
+        change = self.diffuse(diagonal, off, mixed, pattern)
         return ((1 + self.epsilon.tanh()) * stalks - functional.elu(change)).view(n, d * q)
 
     def maps(self, x: Tensor, graph: Graph, learner: nn.Linear) -> tuple[Tensor, Tensor]:
@@ -85,7 +86,8 @@ class SheafLayer(nn.Module):
         diagonal = (root.square() * degree).unsqueeze(2) * torch.eye(d, dtype=x.dtype, device=x.device)
         return diagonal, off
 
-    def _apply(self, diagonal: Tensor, off: Tensor, stalks: Tensor, pattern: Pattern) -> Tensor:
+    def diffuse(self, diagonal: Tensor, off: Tensor, stalks: Tensor, pattern: Pattern) -> Tensor:
+        """(n, d, q) -> (n, d, q): the Laplacian given by its blocks, applied."""
         n, d, q = stalks.shape
         if self.kind == "diagonal":
             received = aggregate(off.T.reshape(-1), stalks.transpose(0, 1).reshape(d * n, q), pattern)
@@ -97,11 +99,12 @@ class SheafLayer(nn.Module):
 class NeuralSheafDiffusion(ExplicitModel):
     """Linear encoder with ELU, ``layers`` of :class:`SheafLayer` with their own maps, linear readout.
 
-    Bodnar et al., "Neural Sheaf Diffusion", NeurIPS 2022, as released (twitter-research/neural-sheaf-diffusion: ``DiscreteDiag-``,
-    ``DiscreteGeneral-`` and ``DiscreteBundleSheafDiffusion`` with normalised augmented Laplacian, left and right weights, ELU, tanh maps,
-    and for orthogonal maps Householder products with edge weights). Deviations: logits instead of log-probabilities; the graph is an
-    argument instead of a part of the model; the full variant's inverse square root is differentiated exactly instead of perturbing the
-    matrix by random numbers. Not a model of the paper, whose DNSD descends from it.
+    Bodnar et al., "Neural Sheaf Diffusion", NeurIPS 2022, as released (twitter-research/neural-sheaf-diffusion:
+    ``DiscreteDiag-``, ``DiscreteGeneral-`` and ``DiscreteBundleSheafDiffusion`` with normalised augmented Laplacian, left and
+    right weights, ELU, tanh maps, and for orthogonal maps Householder products with edge weights). Deviations: logits instead
+    of log-probabilities; the graph is an argument instead of a part of the model; the full variant's inverse square root is
+    differentiated exactly instead of perturbing the matrix by random numbers. Not a model of the paper, whose DNSD descends
+    from it.
 
     Args:
         in_channels: f.

@@ -5,9 +5,9 @@ With a :class:`Pattern` of entries k = (row, column), values a_k and a dense tab
     aggregate(a, X)_r = sum over entries k of row r of a_k X_{column(k)}        (sparse matrix times dense matrix)
     correlate(P, X)_k = <P_{row(k)}, X_{column(k)}>                             (dense times dense, only at the entries)
 
-Each is bilinear, and each is the other's derivative, so both are differentiable any number of times (reverse and forward mode) without
-an (edges x channels) array ever being stored. ``aggregate`` is an embedding bag, which is what PyTorch offers fastest on a CPU: on
-87,000 edges and 48 channels about 20 times faster than gathering, multiplying and ``index_add``.
+Each is bilinear, and each is the other's derivative, so both are differentiable any number of times (reverse and forward mode)
+without an (edges x channels) array ever being stored. ``aggregate`` is an embedding bag, which is what PyTorch offers fastest
+on a CPU: on 87,000 edges and 48 channels about 20 times faster than gathering, multiplying and ``index_add``.
 """
 
 from __future__ import annotations
@@ -273,8 +273,8 @@ def attend(
     .. math:: o_i = \sum_j \alpha_{ij} v_j, \qquad \alpha_{i\cdot} = \mathrm{softmax}_j(q_i^\top k_j / \sqrt{w})
 
     ``query`` (M, rows, w), ``key`` and ``value`` (M, columns, w). ``own = (key, value)`` (M, rows, w) adds every node itself.
-    ``edge = (key, value)`` (M, entries, w) are added to the key and value of every entry (``value`` may be None). Rows without any
-    entry give zero. ``pattern`` has one entry for each edge. Result (M, rows, w).
+    ``edge = (key, value)`` (M, entries, w) are added to the key and value of every entry (``value`` may be None). Rows without
+    any entry give zero. ``pattern`` has one entry for each edge. Result (M, rows, w).
     """
     heads, rows, width = query.shape
     many = pattern.heads(heads)

@@ -43,15 +43,16 @@ class Spectrum:
         return sum(group.decompositions for group in self.groups)
 
 
-_BY_GRAPH: WeakKeyDictionary[Graph, dict[bool, Spectrum]] = WeakKeyDictionary()
-_BY_CONTENT: OrderedDict[bytes, Spectrum] = OrderedDict()
+_BY_GRAPH: WeakKeyDictionary[Graph, dict[bool, Spectrum | None]] = WeakKeyDictionary()
+_BY_CONTENT: OrderedDict[bytes, Spectrum | None] = OrderedDict()
 _REMEMBERED = 8
 
 
-def spectrum_of(graph: Graph, *, self_loops: bool = False, max_nodes: int = 10_000) -> Spectrum:
+def spectrum_of(graph: Graph, *, self_loops: bool = False, max_nodes: int = 10_000) -> Spectrum | None:
     """The spectrum of the normalised adjacency, remembered for the graph object and, for a few graphs, for equal content.
 
-    ``max_nodes`` limits the nodes of each single graph (the work grows with the third power, storage with the second).
+    None for a graph with directed edges, whose adjacency has no orthonormal eigenvectors. ``max_nodes`` limits the nodes of
+    each single graph (the work grows with the third power, storage with the second).
     """
     known = _BY_GRAPH.setdefault(graph, {})
     if self_loops not in known:
@@ -73,7 +74,7 @@ def _content(graph: Graph, self_loops: bool) -> bytes:
 
 
 @torch.no_grad()
-def _decompose(graph: Graph, self_loops: bool, max_nodes: int) -> Spectrum:
+def _decompose(graph: Graph, self_loops: bool, max_nodes: int) -> Spectrum | None:
     weights = gcn_weights(graph, self_loops=self_loops)
     sizes = torch.bincount(graph.graph_ids, minlength=graph.num_graphs)
     largest = int(sizes.max()) if len(sizes) else 0
@@ -102,7 +103,7 @@ def _decompose(graph: Graph, self_loops: bool, max_nodes: int) -> Spectrum:
             dense[k].index_put_((target, source), weights.edge[part].double(), accumulate=True)
             dense[k].diagonal().add_(weights.own[first[g] : first[g + 1]].double())
         if float((dense - dense.transpose(1, 2)).abs().max()) > 1e-6:
-            raise InputError("the closed form needs an undirected graph (both directions stored): solve by iteration (pass steps=)")
+            return None
         values, vectors = torch.linalg.eigh(dense)
         nodes = first[members].unsqueeze(1) + torch.arange(size, device=graph.x.device)
         if len(positions) > 1:
