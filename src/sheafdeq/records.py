@@ -18,7 +18,9 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -31,6 +33,7 @@ __all__ = [
     "ModelFacts",
     "RunRecord",
     "SolveFacts",
+    "Summary",
     "TaskFacts",
     "canonical_json",
     "digest_of",
@@ -210,6 +213,47 @@ class RunRecord(_Frozen):
     def payload(self) -> dict[str, Any]:
         """Plain JSON values."""
         return self.model_dump(mode="json")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The finished runs of one configuration in one column of a table, one for each seed."""
+
+    model: str
+    family: str
+    title: str
+    options: Mapping[str, Any]  # those the configuration names
+    all_options: Mapping[str, Any]  # defaults included
+    column: tuple[str, int | None, str]  # task, level, further task options as text ("" for the task as published)
+    deviations: tuple[str, ...]  # training settings that differ from the paper's protocol
+    records: tuple[RunRecord, ...]  # by seed
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Seeds that have finished."""
+        return tuple(record.seed for record in self.records)
+
+    @property
+    def validation(self) -> float:
+        """Mean validation score over the seeds: all that selection may look at."""
+        return sum(record.scores["validation"] for record in self.records) / len(self.records)
+
+    def test(self, metric: str | None = None) -> list[float]:
+        """Test score (or another metric) of every seed that has one."""
+        if metric is None:
+            return [record.scores["test"] for record in self.records]
+        values = [record.metrics["test"].get(metric) for record in self.records]
+        return [value for value in values if value is not None]
+
+    def spread(self, metric: str | None = None) -> tuple[float, float, float] | None:
+        """(median, min, max) over the seeds."""
+        values = self.test(metric)
+        return (median(values), min(values), max(values)) if values else None
+
+    @property
+    def unconverged(self) -> int:
+        """Runs whose solver promises convergence and did not reach it in the final evaluation."""
+        return sum(record.solves is not None and record.solves.unconverged for record in self.records)
 
 
 def without_timing(payload: Mapping[str, Any]) -> dict[str, Any]:

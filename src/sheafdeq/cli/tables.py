@@ -1,0 +1,87 @@
+"""``sheafdeq tables``: the paper's tables from finished runs, with the paper's numbers beside ours."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from sheafdeq.errors import RecordError, UsageError
+
+NAMES = ("community", "distributed", "parameters", "staleness", "all")
+
+
+def configure(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "tables",
+        help="print the paper's tables from finished runs",
+        description="Print a table from run records: configuration with the highest mean validation score (blind to test) for "
+        "each family and column, median [min, max] of the test score over seeds, the paper's number beside it. Missing cells say so.",
+    )
+    parser.add_argument("table", choices=NAMES, help="'all' shows every record, whatever its task")
+    parser.add_argument("--full", action="store_true", help="every configuration in a row of its own")
+    parser.add_argument("--format", choices=["text", "markdown", "latex", "csv", "html"], default="text", help="default text")
+    parser.add_argument("--metric", help="another metric of the test split in place of the score (mse, r2, accuracy, ...)")
+    parser.add_argument(
+        "--results", metavar="DIR", action="append", help="folder with records (default results; may be repeated, runs as well)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print one table."""
+    from sheafdeq.report import tables
+
+    if options.table == "parameters":
+        table = tables.parameter_table(parameter_counts())
+    else:
+        folders = [Path(folder) for folder in options.results or ["results"]]
+        for folder in folders:
+            if not folder.is_dir():
+                raise UsageError(f"{folder}: no such folder; give the folder with the records by --results DIR")
+        if options.table == "staleness":
+            table = tables.staleness_table(async_payloads(folders), full=options.full)
+        else:
+            from sheafdeq.records import read_records
+            from sheafdeq.training.selection import select, summarise
+
+            summaries = summarise(read_records(*folders))
+            if options.table == "all":
+                table = tables.overview_table(summaries, select, full=options.full, metric=options.metric)
+            else:
+                table = tables.paper_table(options.table, summaries, select, full=options.full, metric=options.metric)
+    print(tables.render(table, options.format), end="")
+    return 0
+
+
+def parameter_counts() -> dict[int, list[tuple[str, dict[str, Any], int]]]:
+    """Counts of the registered models at the community sizes, for two input features (the task's) and three (the paper's)."""
+    from sheafdeq.registry import Shape, build_model
+    from sheafdeq.report.tables import paper_numbers
+
+    counts: dict[int, list[tuple[str, dict[str, Any], int]]] = {}
+    for width in (2, 3):
+        shape = Shape(width, 3, None, 3, 16, 20)
+        counts[width] = [
+            (line["model"], line["options"], build_model(line["model"], shape, **line["options"]).num_parameters())
+            for line in paper_numbers("parameters")["rows"]
+        ]
+    return counts
+
+
+def async_payloads(folders: list[Path]) -> list[dict[str, Any]]:
+    """Records of ``sheafdeq async`` below the folders."""
+    from sheafdeq.records import read_sealed
+    from sheafdeq.report.tables import ASYNC_SCHEMA
+
+    found = []
+    for folder in folders:
+        for path in sorted(folder.rglob("*.json")):
+            if path.name.startswith(".") or b'"schema":"' + ASYNC_SCHEMA.encode() + b'"' not in path.read_bytes():
+                continue
+            payload = read_sealed(path)
+            if not isinstance(payload, dict) or "conditions" not in payload:
+                raise RecordError(f"{path}: not a staleness record")
+            found.append(payload)
+    return found

@@ -1,0 +1,1 @@
+"""Tables and figures. Everything here reads records alone, so every printed number has an origin."""

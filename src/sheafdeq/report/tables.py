@@ -1,0 +1,473 @@
+"""Tables from records, with the paper's number beside ours.
+
+A table is a list of rows of plain :class:`Cell` values and knows nothing of formats; :func:`render` writes it as text, Markdown,
+LaTeX, CSV or HTML. Numbers come from two places only: run records and the paper's figures in ``report/paper``.
+"""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from sheafdeq.errors import InputError
+from sheafdeq.records import Summary
+
+__all__ = [
+    "FORMATS",
+    "PAPER_SEEDS",
+    "Cell",
+    "Row",
+    "Table",
+    "overview_table",
+    "paper_numbers",
+    "paper_table",
+    "parameter_table",
+    "rank",
+    "render",
+    "staleness_table",
+]
+
+FORMATS = ("text", "markdown", "latex", "csv", "html")
+PAPER_SEEDS = (42, 43, 44, 45, 46)
+ASYNC_SCHEMA = "sheafdeq.async/1"
+Select = Callable[[Iterable[Summary]], Summary | None]
+Column = tuple[str, int | None, str]  # task, level, further task options
+
+
+@cache
+def paper_numbers(name: str) -> dict[str, Any]:
+    """The paper's figures: ``community``, ``distributed``, ``parameters`` or ``staleness``."""
+    path = resources.files("sheafdeq.report") / "paper" / f"{name}.json"
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(f"the paper has no table {name!r}") from error
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Median and range, how many seeds stand behind them, and what must be said about them."""
+
+    spread: tuple[float, float, float] | None = None  # median, min, max
+    form: str = ".1f"
+    seeds: tuple[int, int] | None = None  # finished, planned
+    marks: tuple[str, ...] = ()  # dagger: unconverged solver; star: not the paper's protocol
+    rank: int | None = None
+    note: str = ""  # chosen configuration
+    absent: str = "missing"
+
+    def text(self) -> str:
+        """``98.6 [96.9, 99.1] 5/5 (1st)``, or why there is nothing."""
+        if self.spread is None:
+            return self.absent
+        middle, low, high = (format(value, self.form) for value in self.spread)
+        words = [middle if middle == low == high else f"{middle} [{low}, {high}]"]
+        if self.seeds is not None:
+            words.append(f"{self.seeds[0]}/{self.seeds[1]}")
+        words.extend(self.marks)
+        if self.note:
+            words.append(f"({self.note})")
+        if self.rank is not None and self.rank <= 3:
+            words.append(("(1st)", "(2nd)", "(3rd)")[self.rank - 1])
+        return " ".join(words)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line: a model, whose numbers these are (ours, paper), and a cell for each column."""
+
+    title: str
+    source: str
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Title, column titles, rows, and the notes that belong under it."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = field(default=())
+
+
+def rank(values: Sequence[float | None], form: str) -> list[int | None]:
+    """1, 2, 3, ... from the highest, None for absent values; ties at the displayed precision share a rank (1, 1, 3)."""
+    shown = [None if value is None else float(format(value, form)) for value in values]
+    return [None if value is None else 1 + sum(other is not None and other > value for other in shown) for value in shown]
+
+
+# ---------------------------------------------------------------------- the paper's two result tables
+
+
+def paper_table(
+    name: str, summaries: Sequence[Summary], select: Select, *, full: bool = False, metric: str | None = None
+) -> Table:
+    """``community`` or ``distributed``: one row for each family (the selected configuration), or for every configuration.
+
+    ``metric`` prints another metric of the test split in place of the score; the paper's numbers are then left out.
+    """
+    paper = paper_numbers(name)
+    columns = paper["columns"]
+    keys = [(column["task"], column["level"], "") for column in columns]
+    forms = [_form(column, metric) for column in columns]
+    usable = [_paper_seeds_only(summary) for summary in summaries if summary.column in keys]
+    usable = [summary for summary in usable if summary.records and not _another_method(summary)]
+    rows: list[Row] = []
+    used: set[int] = set()
+    ours: list[list[Summary | None]] = []
+    titles: list[str] = []
+    theirs: list[list[Any]] = []
+    if full:
+        for line in paper["full"]:
+            chosen = []
+            for key in keys:
+                found = [summary for summary in usable if summary.column == key and _is_configuration(summary, line)]
+                used.update(id(summary) for summary in found)
+                chosen.append(select(found))
+            ours.append(chosen)
+            titles.append(line["title"])
+            theirs.append(line["cells"])
+        for title, group in _extra_rows([summary for summary in usable if id(summary) not in used]):
+            ours.append([select(summary for summary in group if summary.column == key) for key in keys])
+            titles.append(title)
+            theirs.append([None] * len(keys))
+    else:
+        order = _grid_order(paper)
+        for line in paper["compact"]:
+            members = sorted((summary for summary in usable if summary.family == line["family"]), key=order)
+            ours.append([select(summary for summary in members if summary.column == key) for key in keys])
+            titles.append(line["title"])
+            theirs.append(line["cells"])
+        known = {line["family"] for line in paper["compact"]}
+        for family in dict.fromkeys(summary.family for summary in usable if summary.family not in known):
+            members = [summary for summary in usable if summary.family == family]
+            ours.append([select(summary for summary in members if summary.column == key) for key in keys])
+            titles.append(members[0].title)
+            theirs.append([None] * len(keys))
+    our_cells = [
+        [_summary_cell(summary, form, metric, show_options=not full) for summary, form in zip(line, forms, strict=True)]
+        for line in ours
+    ]
+    paper_cells = [[_paper_cell(cell, form) for cell, form in zip(line, forms, strict=True)] for line in theirs]
+    _add_ranks(our_cells, forms)
+    _add_ranks(paper_cells, forms)
+    for title, line, reference, published in zip(titles, our_cells, paper_cells, theirs, strict=True):
+        rows.append(Row(title, "ours", tuple(line)))
+        if metric is None and any(cell is not None for cell in published):
+            rows.append(Row("", "paper", tuple(reference)))
+    if metric is None:
+        rows.append(_constant_row(usable, keys, forms))
+    shown = [summary for line in ours for summary in line if summary is not None]
+    title = paper["title"] if metric is None else f"{paper['title'].split(':')[0]}: {metric} of the test split, median [min, max]"
+    return Table(title, tuple(_column_title(column, metric) for column in columns), tuple(rows), _notes(shown, full))
+
+
+def _form(column: Mapping[str, Any], metric: str | None) -> str:
+    return f".{column['digits']}f" if metric is None else ".4g"
+
+
+def _column_title(column: Mapping[str, Any], metric: str | None) -> str:
+    return f"{column['title']} ({column['unit']})" if metric is None and column["task"] != "community" else column["title"]
+
+
+def _paper_seeds_only(summary: Summary) -> Summary:
+    kept = tuple(record for record in summary.records if record.seed in PAPER_SEEDS)
+    return Summary(**{**vars(summary), "records": kept})
+
+
+def _another_method(summary: Summary) -> bool:
+    """Fine-tuned and penalised runs answer another question than the paper's tables."""
+    return any(text.startswith(("penalties=", "init_from=")) for text in summary.deviations)
+
+
+def _is_configuration(summary: Summary, line: Mapping[str, Any]) -> bool:
+    """Whether a run has the options of a row, and names none besides that differ from it."""
+    if summary.model != line["model"]:
+        return False
+    wanted = line["options"]
+    return all(summary.all_options.get(key) == value for key, value in wanted.items()) and set(summary.options) <= set(wanted)
+
+
+def _extra_rows(summaries: Sequence[Summary]) -> list[tuple[str, list[Summary]]]:
+    groups: dict[str, list[Summary]] = {}
+    for summary in summaries:
+        groups.setdefault(_label(summary), []).append(summary)
+    return sorted(groups.items())
+
+
+def _label(summary: Summary) -> str:
+    return ", ".join([summary.title, *(f"{key} {value}" for key, value in summary.options.items())])
+
+
+def _grid_order(paper: Mapping[str, Any]) -> Callable[[Summary], int]:
+    def position(summary: Summary) -> int:
+        for number, line in enumerate(paper["full"]):
+            if _is_configuration(summary, line):
+                return number
+        return len(paper["full"])
+
+    return position
+
+
+def _summary_cell(
+    summary: Summary | None, form: str, metric: str | None, *, show_options: bool, planned: int = len(PAPER_SEEDS)
+) -> Cell:
+    if summary is None:
+        return Cell(form=form)
+    marks = tuple(mark for mark, present in (("†", summary.unconverged), ("*", summary.deviations)) if present)
+    note = ", ".join(f"{key} {value}" for key, value in summary.options.items()) if show_options else ""
+    return Cell(summary.spread(metric), form, (len(summary.records), planned), marks, None, note)
+
+
+def _paper_cell(value: Any, form: str) -> Cell:
+    if value is None:
+        return Cell(form=form, absent="")
+    if isinstance(value, dict):
+        return Cell(form=form, absent="—†" if value["missing"] == "unconverged" else "—")
+    return Cell((value[0], value[1], value[2]), form)
+
+
+def _constant_row(summaries: Sequence[Summary], keys: Sequence[Column], forms: Sequence[str]) -> Row:
+    """Test score of the best predictor that ignores its input; every record carries it."""
+    cells = []
+    for key, form in zip(keys, forms, strict=True):
+        values = [summary.records[0].task.constant_score for summary in summaries if summary.column == key]
+        value = values[0] if values else None
+        cells.append(Cell(form=form) if value is None else Cell((value, value, value), form))
+    return Row("constant predictor", "ours", tuple(cells))
+
+
+def _add_ranks(lines: list[list[Cell]], forms: Sequence[str]) -> None:
+    for column, form in enumerate(forms):
+        ranks = rank([line[column].spread[0] if line[column].spread else None for line in lines], form)  # type: ignore[index]
+        for line, place in zip(lines, ranks, strict=True):
+            line[column] = Cell(**{**vars(line[column]), "rank": place})
+
+
+def _notes(shown: Sequence[Summary], full: bool) -> tuple[str, ...]:
+    notes = ["n/5: seeds finished of 42 to 46; ranks by median, ties at the displayed precision share a rank."]
+    if not full:
+        notes.append("Each family is shown by the configuration (in parentheses) with the highest mean validation score, per column.")
+    unconverged = sum(summary.unconverged for summary in shown)
+    if unconverged:
+        notes.append(f"† the solver did not reach its tolerance in the final evaluation ({unconverged} runs).")
+    different = sorted({text for summary in shown for text in summary.deviations})
+    if different:
+        notes.append(f"* not the paper's protocol: {', '.join(different)}.")
+    horizon = [record for summary in shown for record in summary.records if record.solves and not record.solves.to_tolerance]
+    open_ended = sum(set(record.solves.final) != {"converged"} for record in horizon if record.solves)
+    if horizon:
+        notes.append(
+            f"{len(horizon)} runs read out a fixed number of iterations, as in the paper; in {open_ended} of them the last residual "
+            "is above tolerance, so these numbers say nothing about convergence."
+        )
+    return tuple(notes)
+
+
+# ---------------------------------------------------------------------- other tables
+
+
+def overview_table(summaries: Sequence[Summary], select: Select, *, full: bool = False, metric: str | None = None) -> Table:
+    """Whatever the records hold: a column for each task, a row for each family (or configuration)."""
+    keys = sorted({summary.column for summary in summaries}, key=lambda key: (key[0], key[1] or 0, key[2]))
+    planned = max((len(summary.records) for summary in summaries), default=0)
+    ordered = sorted(summaries, key=lambda summary: (summary.model, _label(summary)))
+    names = dict.fromkeys(_label(summary) if full else summary.family for summary in ordered)
+    forms = [".1f" if _score_name(summaries, key).endswith("(%)") and metric is None else ".4g" for key in keys]
+    lines: list[list[Cell]] = []
+    chosen: list[Summary] = []
+    titles: list[str] = []
+    for name in names:
+        members = [summary for summary in ordered if (_label(summary) if full else summary.family) == name]
+        picked = [select(summary for summary in members if summary.column == key) for key in keys]
+        chosen.extend(summary for summary in picked if summary is not None)
+        titles.append(name if full else members[0].title)
+        lines.append(
+            [
+                _summary_cell(summary, form, metric, show_options=not full, planned=planned)
+                for summary, form in zip(picked, forms, strict=True)
+            ]
+        )
+    _add_ranks(lines, forms)
+    rows = [Row(title, "ours", tuple(line)) for title, line in zip(titles, lines, strict=True)]
+    if metric is None:
+        rows.append(_constant_row(summaries, keys, forms))
+    titles = [_key_title(key) + f": {_score_name(summaries, key) if metric is None else metric}" for key in keys]
+    notes = tuple(note.replace("n/5: seeds finished of 42 to 46", f"n/{planned}: seeds finished") for note in _notes(chosen, full))
+    return Table("All records: test, median [min, max] over seeds; higher is better", tuple(titles), tuple(rows), notes)
+
+
+def _key_title(key: Column) -> str:
+    name, level, options = key
+    title = name if level is None else f"{name} L{level}"
+    return f"{title} ({options})" if options else title
+
+
+def _score_name(summaries: Sequence[Summary], key: Column) -> str:
+    return next(summary.records[0].task.score for summary in summaries if summary.column == key)
+
+
+def parameter_table(counts: Mapping[int, Sequence[tuple[str, Mapping[str, Any], int]]]) -> Table:
+    """Trainable parameters by input width f: ``counts[f]`` lists (model, options, number)."""
+    paper = paper_numbers("parameters")
+    widths = sorted(counts)
+    rows = []
+    for line in paper["rows"]:
+        cells = []
+        for width in widths:
+            wanted = (line["model"], line["options"])
+            number = next((count for model, options, count in counts[width] if (model, options) == wanted), None)
+            cells.append(_count_cell(number))
+        cells.append(_count_cell(line["count"]))
+        rows.append(Row(line["title"], "", tuple(cells)))
+    notes = (
+        "The task has two input features; every count the paper prints that can be matched needs three.",
+        "The text of the paper gives 10,798 for SheafDEQ with three features; no reading of it gives the printed 11,045.",
+    )
+    return Table(paper["title"], (*(f"ours, f = {width}" for width in widths), "paper"), tuple(rows), notes)
+
+
+def _count_cell(number: int | None) -> Cell:
+    return Cell() if number is None else Cell((number, number, number), ",.0f")
+
+
+def staleness_table(payloads: Sequence[Mapping[str, Any]], *, full: bool = False) -> Table:
+    """d_out under bounded staleness; ``payloads`` are what ``sheafdeq async`` writes (schema ``sheafdeq.async/1``)."""
+    paper = paper_numbers("staleness")
+    rows = []
+    notes = []
+    for line in paper["rows"]:
+        if not (full or line["compact"]):
+            continue
+        condition = (line["update_window"], line["max_delay"])
+        title = f"{line['title']} {condition}"
+        cell, remark = _staleness_cell(payloads, line["model"], condition)
+        rows.append(Row(title, "ours", (cell,)))
+        rows.append(Row("", "paper", (Cell(tuple(line["d_out"]), ".2e"),)))
+        if remark:
+            notes.append(f"{title}: {remark}")
+    return Table(paper["title"], ("d_out",), tuple(rows), tuple(dict.fromkeys(notes)))
+
+
+def _staleness_cell(payloads: Sequence[Mapping[str, Any]], model: str, condition: tuple[int, int]) -> tuple[Cell, str]:
+    for payload in payloads:
+        if payload["model"]["name"] != model or (payload["task"] or {}).get("level") not in (7, None):
+            continue
+        for found in payload["conditions"]:
+            plain = not any(key in found for key in ("channel", "sleep", "sleep_slots"))
+            if plain and (found["update_window"], found["max_delay"]) == condition:
+                reference = payload["reference"]
+                remark = (
+                    f"reference {reference['kind']}, {reference['steps']} iterations, {reference['status']}; {payload['simulation']}"
+                )
+                spread = found["d_out"]
+                values = None if spread is None else (spread["median"], spread["min"], spread["max"])
+                marks = () if reference["status"] == "converged" else ("†",)
+                return Cell(values, ".2e", (found["counted"], found["samples"]), marks), remark
+    return Cell(form=".2e"), ""
+
+
+# ---------------------------------------------------------------------- formats
+
+
+def render(table: Table, form: str = "text") -> str:
+    """The table as text, Markdown, LaTeX, CSV (one line for each number) or HTML."""
+    writers = {"text": _text, "markdown": _markdown, "latex": _latex, "csv": _csv, "html": _html}
+    if form not in writers:
+        raise InputError(f"format must be one of {', '.join(FORMATS)}, got {form!r}")
+    return writers[form](table)
+
+
+def _grid(table: Table) -> tuple[list[str], list[list[str]]]:
+    with_source = any(row.source for row in table.rows)
+    header = ["Model", *([""] if with_source else []), *table.columns]
+    body = [[row.title, *([row.source] if with_source else []), *(cell.text() for cell in row.cells)] for row in table.rows]
+    return header, body
+
+
+def _text(table: Table) -> str:
+    header, body = _grid(table)
+    widths = [max(len(line[index]) for line in [header, *body]) for index in range(len(header))]
+
+    def line(words: Sequence[str]) -> str:
+        return "  ".join(word.ljust(width) for word, width in zip(words, widths, strict=True)).rstrip()
+
+    rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
+    return "\n".join([table.title, rule, line(header), rule, *map(line, body), rule, *table.notes]) + "\n"
+
+
+def _markdown(table: Table) -> str:
+    header, body = _grid(table)
+
+    def line(words: Sequence[str]) -> str:
+        return "| " + " | ".join(word.replace("|", "\\|").replace("*", "\\*") for word in words) + " |"
+
+    rule = "|" + "|".join(" --- " for _ in header) + "|"
+    notes = [f"\n{note}".replace("*", "\\*") for note in table.notes]
+    return "\n".join([f"**{table.title}**", "", line(header), rule, *map(line, body), *notes]) + "\n"
+
+
+_TEX = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}", "\\": r"\textbackslash{}", "†": r"$^\dagger$", "—": "---"}  # fmt: skip
+
+
+def _tex(text: str) -> str:
+    return "".join(_TEX.get(character, character) for character in text)
+
+
+def _latex(table: Table) -> str:
+    header, body = _grid(table)
+    lines = [
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{_tex(table.title)}}}",
+        rf"\begin{{tabular}}{{{'l' * len(header)}}}",
+        r"\toprule",
+        " & ".join(map(_tex, header)) + r" \\",
+        r"\midrule",
+        *(" & ".join(map(_tex, line)) + r" \\" for line in body),
+        r"\bottomrule",
+        r"\end{tabular}",
+        *(rf"\par\footnotesize {_tex(note)}" for note in table.notes),
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _csv(table: Table) -> str:
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow("model source column median min max finished planned rank marks configuration".split())
+    title = ""
+    for row in table.rows:
+        title = row.title or title  # the paper's line belongs to the model above it
+        for column, cell in zip(table.columns, row.cells, strict=True):
+            spread: tuple[Any, ...] = cell.spread if cell.spread is not None else ("", "", "")
+            seeds: tuple[Any, ...] = cell.seeds if cell.seeds is not None else ("", "")
+            place = "" if cell.rank is None else cell.rank
+            absent = cell.absent if cell.spread is None else ""
+            writer.writerow([title, row.source, column, *spread, *seeds, place, " ".join(cell.marks) or absent, cell.note])
+    return stream.getvalue()
+
+
+def _html(table: Table) -> str:
+    header, body = _grid(table)
+    lines = [
+        "<table>",
+        f"<caption>{html.escape(table.title)}</caption>",
+        "<thead><tr>" + "".join(f'<th scope="col">{html.escape(word)}</th>' for word in header) + "</tr></thead>",
+        "<tbody>",
+    ]
+    for line in body:
+        first, *rest = map(html.escape, line)
+        lines.append(f'<tr><th scope="row">{first}</th>' + "".join(f"<td>{word}</td>" for word in rest) + "</tr>")
+    lines += ["</tbody>", "</table>", *(f"<p>{html.escape(note)}</p>" for note in table.notes)]
+    return "\n".join(lines) + "\n"
