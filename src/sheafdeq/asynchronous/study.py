@@ -21,7 +21,7 @@ whatever the residual).
 ``.label``             ``(5, 2)`` or ``(5, 2), loss 0.2``
 ``.samples``           schedules run; ``.counted``: those whose end is finite and did not diverge; only these are summarised
 ``.d_out``             ``{"median", "min", "max"}`` over the counted schedules, null if there is none
-``.score``             the same for the task's score (accuracy: share of nodes); null without labels
+``.score``             the same for the task's score in its units (accuracy: per cent); null without labels
 ``.statuses``          how many schedules ended in which status
 ``.violations``        breaches of partial asynchronism found while running (0 for an admissible schedule)
 ``.staleness``         ``{"mean", "max", "histogram"}`` of the delays that were read, all schedules together

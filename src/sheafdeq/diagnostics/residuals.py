@@ -126,13 +126,14 @@ def continue_iteration(
     context: Any = None,
     tolerance: float = 1e-6,
     settling_tolerance: float = 1e-3,
-    score_margin: float = 0.01,
+    score_margin: float = 1.0,
     exposed: bool = True,
 ) -> Trajectory:
     """Apply the model's map ``iterations`` times from ``start`` (None: the model's own) and measure every step.
 
     ``tolerance`` decides whether the end is called CONVERGED. ``exposed=False`` measures updates on the outputs and no state
-    discrepancy (Loop Transformer). ``score_margin``: how much worse than at the trained horizon counts as lost.
+    discrepancy (Loop Transformer). ``score_margin``: how much worse than at the trained
+    horizon counts as lost, in the score's own units (percentage points for accuracies).
     """
     with evaluating(model):
         context = model.prepare(graph) if context is None else context

@@ -1,0 +1,164 @@
+"""``sheafdeq async``: does a trained recurrence survive late, lost and repeated messages?"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from sheafdeq.cli.subject import FINITE_HORIZON, Subject, add_subject_options, command_line, subjects, write_record
+from sheafdeq.errors import UsageError
+
+PAPER_REFERENCES = {"sheafdeq": "finite:420", "sheafdeq-no-norm": "finite:500"}
+SWEEP = (0, 1, 2, 4, 8, 16, 32, 64)
+
+
+def configure(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "async",
+        help="run trained recurrences under bounded staleness and compare with the synchronous prediction",
+        description="Simulate partial asynchronism in virtual time and report d_out, the relative Frobenius discrepancy of the "
+        "outputs from the synchronous reference: median [min, max] over sampled schedules.",
+    )
+    add_subject_options(parser, graph="0")
+    parser.add_argument(
+        "--schedules",
+        metavar="S,TAU",
+        nargs="+",
+        default=["1,0", "2,1", "5,2", "8,4"],
+        help="update window and largest delay, in slots (default 1,0 2,1 5,2 8,4)",
+    )
+    parser.add_argument("--samples", type=int, default=20, help="schedules of each kind (default 20)")
+    parser.add_argument("--work", type=float, default=500, help="mean updates a node (default 500)")
+    parser.add_argument(
+        "--reference",
+        default="converged",
+        help="synchronous reference: converged (default), finite:K, or paper (420 iterations; 500 without pre-norm)",
+    )
+    parser.add_argument("--reference-steps", type=int, default=5000, help="iterations before it is given up (default 5000)")
+    parser.add_argument("--tolerance", type=float, default=1e-6, help="relative update that counts as converged (default 1e-6)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first schedule (default 0)")
+    parser.add_argument("--loss", type=float, default=0.0, metavar="P", help="share of messages lost")
+    parser.add_argument("--duplication", type=float, default=0.0, metavar="P", help="share of messages delivered twice")
+    parser.add_argument("--reordering", action="store_true", help="receivers read what arrived last, not what is newest")
+    parser.add_argument("--limit", type=int, default=64, help="slots without news before a lossy link retransmits (default 64)")
+    parser.add_argument("--sleep", type=float, default=0.0, metavar="P", help="chance that a node falls asleep after an update")
+    parser.add_argument("--sleep-slots", type=int, default=0, metavar="N", help="longest sleep, in slots")
+    parser.add_argument("--faults", action="store_true", help="instead of --schedules: a list of unreliable channels at (5, 2)")
+    parser.add_argument("--tau-sweep", action="store_true", help="instead of --schedules: (1, tau) for tau = 0, 1, 2, 4, ..., 64")
+    parser.set_defaults(run=run)
+
+
+def run(options: Any) -> int:
+    """Study every subject, print, and write the records."""
+    if options.faults and options.tau_sweep:
+        raise UsageError("--faults and --tau-sweep are two studies: run them one after the other")
+    kind = "faults" if options.faults else "tau-sweep" if options.tau_sweep else "schedules"
+    conditions = conditions_of(options)
+    results = []
+    for subject in subjects(options):
+        payload = study(subject, conditions, kind, options)
+        if options.out:
+            path = write_record(options.out, f"{subject.file_name}-{kind}", payload)
+            print(f"wrote {path}", file=sys.stderr)
+        if not options.json:
+            print(summary(payload))
+        results.append(payload)
+    if options.json:
+        print(json.dumps({"results": results}))
+    return 0
+
+
+def conditions_of(options: Any) -> list[Any]:
+    """The schedules the command line asks for, one of each kind."""
+    from sheafdeq.asynchronous import Channel, Schedule
+
+    seed = options.seed
+    if options.tau_sweep:
+        return [Schedule(1, tau, seed) for tau in SWEEP]
+    if options.faults:
+        return [
+            Schedule(5, 2, seed),
+            Schedule(5, 2, seed, Channel(in_order=True)),
+            Schedule(5, 2, seed, Channel(loss=0.2)),
+            Schedule(5, 2, seed, Channel(loss=0.8)),
+            Schedule(5, 2, seed, Channel(duplication=0.3)),
+            Schedule(5, 2, seed, Channel(duplication=0.3, reordering=True)),
+            Schedule(5, 2, seed, sleep=0.05, sleep_slots=50),
+            Schedule(5, 2, seed, Channel(loss=0.5, duplication=0.3, reordering=True), sleep=0.05, sleep_slots=50),
+        ]
+    channel = Channel(options.loss, options.duplication, options.reordering, limit=options.limit)
+    conditions = []
+    for text in options.schedules:
+        window, separator, delay = text.partition(",")
+        if not separator or not window.isdecimal() or not delay.isdecimal():
+            raise UsageError(f"a schedule is S,TAU such as 5,2, got {text!r}")
+        conditions.append(
+            Schedule(int(window), int(delay), seed, channel, sleep=options.sleep, sleep_slots=options.sleep_slots)
+        )
+    return conditions
+
+
+def study(subject: Subject, conditions: list[Any], kind: str, options: Any) -> dict[str, Any]:
+    """One asynchronous record (schema in :mod:`sheafdeq.asynchronous.study`)."""
+    import time
+
+    from sheafdeq.asynchronous import staleness_study
+
+    begun = time.perf_counter()
+    work, reference = options.work, options.reference
+    if reference == "paper":
+        reference = PAPER_REFERENCES.get(subject.name, "converged")
+    if not subject.exposed:
+        work = subject.model.steps
+        reference = f"finite:{work}"
+    result = staleness_study(
+        subject.model,  # type: ignore[arg-type]
+        subject.split.graph,
+        conditions,
+        samples=options.samples,
+        work=work,
+        reference=reference,
+        reference_steps=options.reference_steps,
+        tolerance=options.tolerance,
+        score=subject.score,
+        progress=None if options.json else lambda line: print(f"  {line}", file=sys.stderr, flush=True),
+    )
+    payload = result.to_json()
+    payload["simulation"] = FINITE_HORIZON.get(subject.name, "exact")
+    return {
+        **payload,
+        "study": kind,
+        "command": command_line(
+            "async", subject, samples=options.samples, work=options.work, reference=options.reference, seed=options.seed,
+            split=options.split, graph=options.graph, double=options.double, tau_sweep=options.tau_sweep, faults=options.faults,
+            schedules=[] if kind != "schedules" else options.schedules, loss=options.loss, duplication=options.duplication,
+            reordering=options.reordering, sleep=options.sleep, sleep_slots=options.sleep_slots,
+        ),
+        **subject.facts(),
+        "timing": {"seconds": round(time.perf_counter() - begun, 1)},
+    }  # fmt: skip
+
+
+def summary(payload: dict[str, Any]) -> str:
+    """The table with median [min, max]."""
+    reference = payload["reference"]
+    residual = "-" if reference["residual"] is None else f"{reference['residual']:.2e}"
+    simulation = "" if payload["simulation"] == "exact" else f" ({payload['simulation']})"
+    lines = [
+        f"{payload['model']['title']}, {payload['task']['title']}, {payload['graph']}, seed {payload['seed']}{simulation}",
+        f"  reference: {reference['kind']}, {reference['steps']} iterations, {reference['status']}, residual {residual}, "
+        f"{payload['task']['score']} {reference['score']:.4g}",
+        f"  {'condition':<44} {'d_out: median [min, max]':<36} {'score':>7} {'staleness':>16}  runs",
+    ]
+    for condition in payload["conditions"]:
+        d_out, score, stale = condition["d_out"], condition["score"], condition["staleness"]
+        text = "no finite run" if d_out is None else f"{d_out['median']:.3e} [{d_out['min']:.3e}, {d_out['max']:.3e}]"
+        shown = "-" if score is None else f"{score['median']:.2f}"
+        statuses = ", ".join(f"{count} {name}" for name, count in condition["statuses"].items())
+        broken = f", {condition['violations']} violations" if condition["violations"] else ""
+        lines.append(
+            f"  {condition['label']:<44} {text:<36} {shown:>7} {stale['mean']:>6.2f} (max {stale['max']:>2})  {statuses}{broken}"
+        )
+    return "\n".join(lines)

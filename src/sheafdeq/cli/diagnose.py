@@ -1,0 +1,111 @@
+"""``sheafdeq diagnose``: does a trained recurrence settle when it goes on past its horizon?"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from sheafdeq.cli.subject import Subject, add_subject_options, command_line, subjects, write_record
+
+
+def configure(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "diagnose",
+        help="continue trained recurrences past their horizon and measure whether they settle",
+        description="Iterate from six positive starts; report updates, discrepancies, scores, settling times, agreement of the "
+        "starts, the observed Thompson rate and the Jacobian's spectral radius at the end. Observations, not guarantees.",
+    )
+    add_subject_options(parser, graph="all")
+    parser.add_argument("--iterations", type=int, default=100, help="default 100")
+    parser.add_argument("--seed", type=int, default=0, help="of the random starts (default 0)")
+    parser.add_argument("--settling-tolerance", type=float, default=1e-3, help="relative change of a node at rest (default 1e-3)")
+    parser.add_argument("--no-spectrum", action="store_true", help="leave the spectral radius out")
+    parser.set_defaults(run=run)
+
+
+def run(options: Any) -> int:
+    """Examine every subject, print, and write the records."""
+    results = []
+    for subject in subjects(options):
+        payload = examine(subject, options)
+        if options.out:
+            path = write_record(options.out, subject.file_name, payload)
+            print(f"wrote {path}", file=sys.stderr)
+        if not options.json:
+            print(summary(payload))
+        results.append(payload)
+    if options.json:
+        print(json.dumps({"results": results}))
+    return 0
+
+
+def examine(subject: Subject, options: Any) -> dict[str, Any]:
+    """One diagnostics record."""
+    import time
+
+    from sheafdeq.diagnostics import multistart, spectral_radius
+
+    begun = time.perf_counter()
+    result = multistart(
+        subject.model,  # type: ignore[arg-type]
+        subject.split.graph,
+        iterations=options.iterations,
+        seed=options.seed,
+        score=subject.score,
+        exposed=subject.exposed,
+        settling_tolerance=options.settling_tolerance,
+    )
+    spectrum = None
+    if not options.no_spectrum and result.trajectories[0].finite:
+        spectrum = spectral_radius(subject.model, subject.split.graph, result.trajectories[0].end.state)  # type: ignore[arg-type]
+    return {
+        "schema": "sheafdeq.diagnostics/1",
+        "command": command_line(
+            "diagnose", subject, iterations=options.iterations, seed=options.seed, split=options.split, graph=options.graph,
+            double=options.double,
+        ),
+        **subject.facts(),
+        "continued": result.to_json(),
+        "spectrum": None if spectrum is None else spectrum.to_json(),
+        "timing": {"seconds": round(time.perf_counter() - begun, 1)},
+    }  # fmt: skip
+
+
+def summary(payload: dict[str, Any]) -> str:
+    """What a person wants to know first."""
+    continued = payload["continued"]
+    default = continued["trajectories"][0]
+    horizon, last = continued["horizon"], continued["iterations"]
+    bands = continued["bands"]
+
+    def at(name: str, k: int) -> str:
+        values = bands[name]["median"]
+        return "-" if k >= len(values) or values[k] is None else f"{values[k]:.3g}"
+
+    settling = default["settling"]
+    nodes = sum(settling["counts"]) + settling["unsettled"]
+    groups = continued["agreement"]["groups"]
+    lost = [t for t in continued["trajectories"] if t["lost_at"] is not None]
+    lines = [
+        f"{payload['model']['title']}, {payload['task']['title']}, {payload['graph']}, seed {payload['seed']}",
+        f"  starts            {', '.join(f'{count} {name}' for name, count in continued['statuses'].items())}"
+        f"; {continued['counted']} counted",
+        f"  update of {continued['update_of']:<7} {at('update', horizon - 1)} at {horizon}, {at('update', last - 1)} at {last} "
+        "(median)",
+        f"  prediction gap    {at('prediction_discrepancy', horizon)} at {horizon} (median, to the state at {last})",
+        f"  {payload['task']['score']:<17} {at('score', horizon)} at {horizon}, {at('score', last)} at {last} (median)",
+        "  score lost        "
+        + (", ".join(f"start {t['start']} at {t['lost_at']}" for t in lost) if lost else f"never within {last} iterations"),
+        f"  ends              {len(groups)} group(s): {'; '.join(', '.join(group) for group in groups)}",
+        f"  settled nodes     {nodes - settling['unsettled']} of {nodes} to {settling['tolerance']:g}, "
+        f"median after {settling['median']}",
+    ]
+    if default["thompson_rate"] is not None:
+        lines.append(f"  Thompson rate     {default['thompson_rate']:.4f} observed over the tail of the default start")
+    spectrum = payload["spectrum"]
+    if spectrum is not None:
+        note = spectrum["method"] + ("" if spectrum["converged"] else ", not converged")
+        lines.append(f"  spectral radius   {spectrum['radius']:.4f} at the end of the default start (estimate: {note})")
+    return "\n".join(lines)

@@ -1,0 +1,205 @@
+"""What ``diagnose`` and ``async`` examine: a trained model with its task, found by run directory or chosen from a store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sheafdeq.errors import InputError, RecordError, UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sheafdeq.data import Split, Task
+    from sheafdeq.equilibrium import GraphModel
+    from sheafdeq.records import RunRecord
+
+FINITE_HORIZON = {"loop-transformer": "approximate: stale attention within a fixed number of loops, no equilibrium"}
+"""Models that are not iterated to an equilibrium: judged by their outputs, at their own horizon."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One model, the part of its task it is examined on, and where it came from."""
+
+    path: Path
+    record: RunRecord
+    model: GraphModel
+    task: Task
+    split: Split
+    graph_label: str  # test, or test[0]
+
+    @property
+    def name(self) -> str:
+        """Registered name of the model."""
+        return self.record.model.name
+
+    @property
+    def exposed(self) -> bool:
+        """Whether the recurrent state is examined (else only the outputs)."""
+        return self.name not in FINITE_HORIZON
+
+    @property
+    def score(self) -> Callable[[Tensor], float]:
+        """Outputs (n, o) -> the task's score on the split."""
+        return lambda outputs: self.task.score(self.task.metrics(outputs, self.split))
+
+    def facts(self) -> dict[str, Any]:
+        """The head of every record."""
+        graph = self.split.graph
+        return {
+            "model": {"name": self.name, "title": self.record.model.title, "options": self.record.model.options},
+            "run": self.record.id,
+            "seed": self.record.seed,
+            "validation": self.record.scores.get("validation"),
+            "task": {"name": self.task.name, "title": self.task.title, "level": self.task.level, "score": self.task.score_name},
+            "graph": self.graph_label,
+            "nodes": graph.num_nodes,
+            "edges": graph.num_edges,
+            "dtype": str(graph.x.dtype).removeprefix("torch."),
+        }
+
+    @property
+    def file_name(self) -> str:
+        """A file name that says what it is about."""
+        level = "" if self.task.level is None else f"-{self.task.level}"
+        return f"{self.task.name}{level}-{self.name}-seed{self.record.seed}-{self.record.id[:8]}"
+
+
+def add_subject_options(parser: Any, graph: str) -> None:
+    """Options both commands share."""
+    parser.add_argument(
+        "runs",
+        metavar="RUN",
+        nargs="+",
+        help="a run directory; or a folder of runs, of which the paper's rule chooses one for each model: lowest seed whose "
+        "validation score reaches --threshold",
+    )
+    parser.add_argument("--threshold", type=float, default=80.0, help="validation score a chosen run must reach (default 80)")
+    parser.add_argument("--level", type=int, help="choose only among runs of this heterophily level")
+    parser.add_argument("--split", choices=["train", "validation", "test"], default="test", help="default test")
+    parser.add_argument("--graph", default=graph, help=f"number of one graph of the split, or 'all' (default {graph})")
+    parser.add_argument("--double", action="store_true", help="convert model and data to float64 first")
+    parser.add_argument("--threads", type=int, help="threads of torch (default: torch's own)")
+    parser.add_argument("--out", metavar="DIR", help="write one record a model into this folder")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def subjects(options: Any) -> list[Subject]:
+    """The subjects the command line names, in order, each run once."""
+    import torch
+
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    paths: list[Path] = []
+    for name in options.runs:
+        for path in _expand(Path(name), options.threshold, options.level):
+            if path not in paths:
+                paths.append(path)
+    return [load_subject(path, options.split, options.graph, double=options.double) for path in paths]
+
+
+def load_subject(path: Path, split: str = "test", graph: str = "all", *, double: bool = False) -> Subject:
+    """A finished run with its model in evaluation mode and the chosen part of its task."""
+    import torch
+
+    from sheafdeq.equilibrium import EquilibriumModel
+    from sheafdeq.records import read_record
+    from sheafdeq.training.checkpoint import load_model
+    from sheafdeq.training.config import TrainingConfig
+    from sheafdeq.training.run import task_of
+
+    record = read_record(path)
+    model = load_model(path)
+    if not isinstance(model, EquilibriumModel):
+        raise InputError(f"{path}: {record.model.title} is feed-forward, there is no recurrence to examine")
+    task = task_of(TrainingConfig.model_validate(record.config))
+    if task.digest != record.task.digest:
+        raise RecordError(f"{path}: the task's data are not those the run was trained on (digest differs)")
+    dtype = torch.float64 if double else next(model.parameters()).dtype
+    model, task = model.to(dtype), task.to(dtype)
+    part, label = task.splits[split], split
+    if graph != "all":
+        part, label = one_graph(part, graph), f"{split}[{graph}]"
+    return Subject(path, record, model.eval(), task, part, label)
+
+
+def one_graph(split: Split, number: str) -> Split:
+    """One graph of a split; node targets and masks are cut along with it."""
+    from sheafdeq.data import Split as NewSplit
+    from sheafdeq.data.graph import Graph
+
+    graph = split.graph
+    if not number.isdecimal() or int(number) >= graph.num_graphs:
+        raise UsageError(f"--graph must be 'all' or a number from 0 to {graph.num_graphs - 1}, got {number!r}")
+    if graph.num_graphs == 1:
+        return split
+    if split.target.shape[0] != graph.num_nodes:
+        raise UsageError("the targets of this task are not one for each node, so one graph cannot be cut out: use --graph all")
+    nodes = (graph.graph_ids == int(number)).nonzero().flatten()
+    first, count = int(nodes[0]), len(nodes)
+    edges = (graph.target >= first) & (graph.target < first + count)
+    piece = Graph(graph.x[nodes], graph.edge_index[:, edges] - first, None if graph.edge_attr is None else graph.edge_attr[edges])
+    return NewSplit(piece, split.target[nodes], None if split.mask is None else split.mask[nodes])
+
+
+def _expand(path: Path, threshold: float, level: int | None) -> list[Path]:
+    """A run directory itself, or the runs the paper's rule chooses from a folder of runs."""
+    from sheafdeq.records import RECORD_FILE, read_record
+
+    if (path / RECORD_FILE).is_file():
+        return [path]
+    if not path.is_dir():
+        raise UsageError(f"{path}: neither a run directory nor a folder of runs")
+    candidates = []
+    for found in sorted(path.rglob(RECORD_FILE)):
+        if not any(part.startswith(".") for part in found.relative_to(path).parts):
+            candidates.append((found.parent, read_record(found.parent)))
+    chosen = choose(candidates, threshold, level)
+    if not chosen:
+        raise InputError(
+            f"{path}: none of {len(candidates)} runs is a recurrence with a validation score of at least {threshold:g}"
+            + ("" if level is None else f" at level {level}")
+        )
+    return chosen
+
+
+def choose(candidates: Sequence[tuple[Path, RunRecord]], threshold: float, level: int | None) -> list[Path]:
+    """For each model and task: the lowest seed that reaches the threshold; of equal seeds the higher validation score."""
+    best: dict[tuple[str, str], tuple[tuple[float, float], Path]] = {}
+    for path, record in candidates:
+        validation = record.scores.get("validation", float("-inf"))
+        if record.solves is None or validation < threshold or (level is not None and record.task.level != level):
+            continue
+        key, rank = (record.task.title, record.model.name), (float(record.seed), -validation)
+        if key not in best or rank < best[key][0]:
+            best[key] = (rank, path)
+    return [path for _, (_, path) in sorted(best.items())]
+
+
+def write_record(folder: str | os.PathLike[str], name: str, payload: dict[str, Any]) -> Path:
+    """Seal a payload into ``folder/name.json``."""
+    from sheafdeq.records import write_sealed
+
+    root = Path(folder)
+    root.mkdir(parents=True, exist_ok=True)
+    path = root / f"{name}.json"
+    write_sealed(path, payload)
+    return path
+
+
+def command_line(command: str, subject: Subject, **options: Any) -> str:
+    """The command that makes this record again, without the names of local folders."""
+    words = ["sheafdeq", command, f"RUN-{subject.record.id[:8]}"]
+    for key, value in options.items():
+        flag = "--" + key.replace("_", "-")
+        if value is True:
+            words.append(flag)
+        elif isinstance(value, (list, tuple)):
+            words += [flag, *map(str, value)]
+        elif value not in (None, False):
+            words += [flag, f"{value:g}" if isinstance(value, float) else str(value)]
+    return " ".join(words)
