@@ -168,13 +168,13 @@ def task_from_csv(nodes: Path_, edges: Path_, *, undirected: bool = False, **set
 class _Record:
     """Attributes like those of a PyG ``Data``."""
 
-    x: Any
-    edge_index: Any
-    edge_attr: Any
-    y: Any
-    train_mask: Any
-    val_mask: Any
-    test_mask: Any
+    x: Any = None
+    edge_index: Any = None
+    edge_attr: Any = None
+    y: Any = None
+    train_mask: Any = None
+    val_mask: Any = None
+    test_mask: Any = None
 
 
 def _only_graph(data: Any) -> Any:
