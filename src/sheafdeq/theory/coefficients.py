@@ -21,7 +21,6 @@ No grid and no libm: every bound is proved in directed decimal arithmetic (:mod:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from decimal import Context, Decimal, localcontext
 from functools import lru_cache
 
@@ -32,6 +31,7 @@ __all__ = ["m", "m_balance", "m_rational", "mu", "mu_positive", "shift_for_m", "
 
 _Bounds = tuple[Decimal, Decimal]
 _ZERO, _ONE, _TWO = Decimal(0), Decimal(1), Decimal(2)
+_NEGATIVE, _POSITIVE, _BOTH = (+1,), (-1,), (+1, -1)  # which suprema bound the shift
 _BRACKET = Decimal("1e-40")  # half width of the proved bracket around a critical point
 
 
@@ -41,7 +41,7 @@ def mu(beta: float) -> Enclosure:
     Strong and ordinary subhomogeneity coincide for a scalar map; for the signed sheaf update mu bounds only
     the change under scaling (Lemmas 7, 8 and 12; Theorem 13).
     """
-    return _coefficient(_checked_shift(beta), _negative_branch)
+    return _coefficient(_checked_shift(beta), _NEGATIVE)
 
 
 def m(beta: float) -> Enclosure:
@@ -50,12 +50,12 @@ def m(beta: float) -> Enclosure:
     The repaired update contracts the Thompson metric with m(beta) when its maps are fixed (Corollary 19).
     ``mu(beta) <= m(beta)``, with equality exactly when ``beta <= threshold_shift()``.
     """
-    return _coefficient(_checked_shift(beta), _both_branches)
+    return _coefficient(_checked_shift(beta), _BOTH)
 
 
 def mu_positive(beta: float) -> Enclosure:
     """Enclosure of ``sup over t >= 0 of t sech^2(t) / (beta + tanh t)``: the rate of a nonnegative propagation (Lemma 10)."""
-    return _coefficient(_checked_shift(beta), _positive_branch)
+    return _coefficient(_checked_shift(beta), _POSITIVE)
 
 
 def m_rational(beta: float) -> Enclosure:
@@ -73,12 +73,12 @@ def m_balance(beta: float) -> Enclosure:
 
 def shift_for_mu(rate: float) -> Enclosure:
     """Enclosure of the smallest shift beta with ``mu(beta) <= rate`` (``rate > 0``)."""
-    return outward(*_negative_branch(_checked_rate(rate)))
+    return outward(*_smallest_shift(_checked_rate(rate), _NEGATIVE))
 
 
 def shift_for_m(rate: float) -> Enclosure:
     """Enclosure of the smallest shift beta with ``m(beta) <= rate`` (``rate > 0``)."""
-    return outward(*_both_branches(_checked_rate(rate)))
+    return outward(*_smallest_shift(_checked_rate(rate), _BOTH))
 
 
 @lru_cache(maxsize=1)
@@ -92,44 +92,39 @@ def threshold_shift() -> Enclosure:
 
 
 @lru_cache(maxsize=4096)
-def _coefficient(beta: float, smallest_shift: Callable[[Decimal], _Bounds]) -> Enclosure:
+def _coefficient(beta: float, signs: tuple[int, ...]) -> Enclosure:
     """Bisect the inverse (rate -> smallest shift, strictly decreasing) on floats; every accepted end is proved."""
     exact = Decimal(beta)
-    low, high = 0.5, 1.0
-    while smallest_shift(Decimal(low))[0] < exact:  # low is no proved lower bound yet
-        low, high = 0.5 * low, low
-    while smallest_shift(Decimal(high))[1] > exact:  # high is no proved upper bound yet
-        high *= 2.0
+    guess = _float_coefficient(beta, signs)
+    low, high = guess * (1 - 1e-14), guess * (1 + 1e-14)
+    while _smallest_shift(Decimal(low), signs)[0] < exact:  # low is no proved lower bound yet
+        low *= 0.999
+    while _smallest_shift(Decimal(high), signs)[1] > exact:  # high is no proved upper bound yet
+        high *= 1.001
     while True:
         middle = low + 0.5 * (high - low)
         if middle <= low or middle >= high:  # neighbouring floats
             return Enclosure(low, high)
-        shift_low, shift_high = smallest_shift(Decimal(middle))
+        shift_low, shift_high = _smallest_shift(Decimal(middle), signs)
         if shift_high <= exact:
             high = middle
         elif shift_low >= exact:
             low = middle
         else:  # beta lies inside a 40-digit enclosure: only the neighbouring floats can be proved
             below, above = math.nextafter(middle, 0.0), math.nextafter(middle, math.inf)
-            low = below if smallest_shift(Decimal(below))[0] >= exact else low
-            high = above if smallest_shift(Decimal(above))[1] <= exact else high
+            low = below if _smallest_shift(Decimal(below), signs)[0] >= exact else low
+            high = above if _smallest_shift(Decimal(above), signs)[1] <= exact else high
             return Enclosure(low, high)
 
 
-def _negative_branch(rate: Decimal) -> _Bounds:
-    """Bounds of B(r)."""
-    return _supremum(rate, +1)
-
-
-def _positive_branch(rate: Decimal) -> _Bounds:
-    """Bounds of A(r), which is zero from r = 1 on."""
-    return _supremum(rate, -1) if rate < _ONE else (_ZERO, _ZERO)
-
-
-def _both_branches(rate: Decimal) -> _Bounds:
-    """Bounds of A(r) + B(r)."""
-    (low, high), (extra_low, extra_high) = _negative_branch(rate), _positive_branch(rate)
-    return DOWN.add(low, extra_low), UP.add(high, extra_high)
+def _smallest_shift(rate: Decimal, signs: tuple[int, ...]) -> _Bounds:
+    """Bounds of B(r) (sign +1), A(r) (sign -1; zero from r = 1 on), or their sum."""
+    low, high = _ZERO, _ZERO
+    for sign in signs:
+        if sign > 0 or rate < _ONE:
+            part_low, part_high = _supremum(rate, sign)
+            low, high = DOWN.add(low, part_low), UP.add(high, part_high)
+    return low, high
 
 
 def _closed_form(beta: float, factor: Decimal) -> Enclosure:
@@ -185,16 +180,34 @@ def _critical_point(value: Decimal, value_high: Decimal | None = None) -> _Bound
     raise ArithmeticError(f"no bracket of 2 s tanh s = {value} could be proved")  # pragma: no cover
 
 
+# ---------------------------------------------------------------------- starting points (floats; nothing is proved here)
+
+
+def _float_coefficient(beta: float, signs: tuple[int, ...]) -> float:
+    """Approximate inverse of the smallest shift."""
+
+    def shift(rate: float) -> float:
+        total = 0.0
+        for sign in signs:
+            if sign > 0 or rate < 1.0:
+                s = _float_root(1.0 + sign * rate)
+                total += s / math.cosh(s) ** 2 / rate + sign * math.tanh(s)
+        return total
+
+    low, high = 1e-3 / beta, 100.0
+    for _ in range(60):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if shift(middle) > beta else (low, middle)
+    return math.sqrt(low * high)
+
+
 def _float_root(value: float) -> float:
-    """Approximate root of ``2 s tanh s = value`` (a starting point, nothing is proved here)."""
-    low, high = 0.0, 1.0 + value
-    for _ in range(80):
-        middle = 0.5 * (low + high)
-        if 2.0 * middle * math.tanh(middle) < value:
-            low = middle
-        else:
-            high = middle
-    return 0.5 * (low + high)
+    """Approximate root of ``2 s tanh s = value``, by Newton from the left."""
+    s = max(0.5 * value, math.sqrt(0.5 * value))
+    for _ in range(8):
+        t = math.tanh(s)
+        s -= (2.0 * s * t - value) / (2.0 * (t + s * (1.0 - t * t)))
+    return s
 
 
 def _checked_shift(beta: float) -> float:

@@ -54,7 +54,14 @@ class SignedSeparation:
 
     def step(self, state: Tensor, shift: float) -> Tensor:
         """``tanh(P h) + beta``, (n, d) -> (n, d)."""
-        return torch.tanh(self.operator.apply(state.unsqueeze(-1)).squeeze(-1)) + shift
+        messages = (self._edge_blocks @ state[self.graph.source].unsqueeze(-1)).squeeze(-1)
+        propagated = ((1 - 1 / self.stalk_dim) * state).index_add(0, self.graph.target, messages)
+        return torch.tanh(propagated) + shift
+
+    @cached_property
+    def _edge_blocks(self) -> Tensor:
+        """(e, d, d) F_tgt^T F_src / sqrt(deg_u deg_v), kept for the many steps of a solve."""
+        return self.operator.edge_blocks
 
     def solve(self, shift: float = 1.2, solver: Picard | None = None) -> Solution:
         """The unique equilibrium, by Picard iteration from h = beta (it converges from every start)."""
