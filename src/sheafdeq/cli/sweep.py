@@ -34,6 +34,15 @@ def configure(commands: Any) -> None:
     )
     _common(status)
     status.set_defaults(run=show_status)
+    export = actions.add_parser(
+        "export",
+        help="copy the records of finished runs",
+        description="Copy the records of a sweep's finished runs into a folder that tables read, under names that say what they are.",
+    )
+    _common(export)
+    export.add_argument("--results", metavar="DIR", default="results", help="folder to copy into (default results)")
+    export.add_argument("--checkpoints", action="store_true", help="copy whole run directories, with their checkpoints")
+    export.set_defaults(run=copy_records)
     listing = actions.add_parser("list", help="the presets", description="Presets that ship with the package.")
     listing.add_argument("--json", action="store_true", help="print one JSON object")
     listing.set_defaults(run=show_list)
@@ -97,6 +106,34 @@ def show_status(options: argparse.Namespace) -> int:
     """Print the counts."""
     sweep, store, entries = _sweep(options)
     _print_status(sweep.status(store, entries), options.json)
+    return 0
+
+
+def copy_records(options: argparse.Namespace) -> int:
+    """Copy records, or whole runs, of a sweep."""
+    import shutil
+    from pathlib import Path
+
+    from sheafdeq.records import RECORD_FILE
+
+    sweep, store, entries = _sweep(options)
+    folder = Path(options.results) / sweep.name
+    folder.mkdir(parents=True, exist_ok=True)
+    copied = 0
+    for entry in entries:
+        if entry.identity is None or not store.finished(entry.identity.id):
+            continue
+        record = store.record(entry.identity.id)
+        level = "" if record.task.level is None else f"-{record.task.level}"
+        given = "".join(f"-{value}" for value in entry.config.model.options.values())
+        name = f"{record.task.name}{level}-{record.model.name}{given}-seed{record.seed}-{record.id[:8]}"
+        if options.checkpoints:
+            shutil.copytree(store.path(record.id), folder / name, dirs_exist_ok=True)
+        else:
+            shutil.copyfile(store.path(record.id) / RECORD_FILE, folder / f"{name}.run.json")
+        copied += 1
+    facts = {"copied": copied, "missing": len(entries) - copied, "folder": str(folder)}
+    print(json.dumps(facts) if options.json else f"{copied} runs copied to {folder}, {len(entries) - copied} not finished")
     return 0
 
 

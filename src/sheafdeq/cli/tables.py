@@ -17,7 +17,8 @@ def configure(commands: Any) -> None:
         "tables",
         help="print the paper's tables from finished runs",
         description="Print a table from run records: configuration with the highest mean validation score (blind to test) for "
-        "each family and column, median [min, max] of the test score over seeds, the paper's number beside it. Missing cells say so.",
+        "each family and column, median [min, max] of the test score over seeds, the paper's number beside it. Missing cells "
+        "are shown as missing.",
     )
     parser.add_argument("table", choices=NAMES, help="'all' shows every record, whatever its task")
     parser.add_argument("--full", action="store_true", help="every configuration in a row of its own")

@@ -36,6 +36,7 @@ __all__ = [
 
 FORMATS = ("text", "markdown", "latex", "csv", "html")
 PAPER_SEEDS = (42, 43, 44, 45, 46)
+CSV_HEADER = ("model", "source", "column", "median", "min", "max", "finished", "planned", "rank", "marks", "configuration")
 ASYNC_SCHEMA = "sheafdeq.async/1"
 Select = Callable[[Iterable[Summary]], Summary | None]
 Column = tuple[str, int | None, str]  # task, level, further task options
@@ -255,7 +256,7 @@ def _add_ranks(lines: list[list[Cell]], forms: Sequence[str]) -> None:
 def _notes(shown: Sequence[Summary], full: bool) -> tuple[str, ...]:
     notes = ["n/5: seeds finished of 42 to 46; ranks by median, ties at the displayed precision share a rank."]
     if not full:
-        notes.append("Each family is shown by the configuration (in parentheses) with the highest mean validation score, per column.")
+        notes.append("Each family is shown by the configuration (in parentheses) of highest mean validation score, per column.")
     unconverged = sum(summary.unconverged for summary in shown)
     if unconverged:
         notes.append(f"† the solver did not reach its tolerance in the final evaluation ({unconverged} runs).")
@@ -266,8 +267,8 @@ def _notes(shown: Sequence[Summary], full: bool) -> tuple[str, ...]:
     open_ended = sum(set(record.solves.final) != {"converged"} for record in horizon if record.solves)
     if horizon:
         notes.append(
-            f"{len(horizon)} runs read out a fixed number of iterations, as in the paper; in {open_ended} of them the last residual "
-            "is above tolerance, so these numbers say nothing about convergence."
+            f"{len(horizon)} runs read out a fixed number of iterations, as in the paper; in {open_ended} of them the last "
+            "residual is above tolerance, so these numbers say nothing about convergence."
         )
     return tuple(notes)
 
@@ -301,7 +302,7 @@ def overview_table(summaries: Sequence[Summary], select: Select, *, full: bool =
     if metric is None:
         rows.append(_constant_row(summaries, keys, forms))
     titles = [_key_title(key) + f": {_score_name(summaries, key) if metric is None else metric}" for key in keys]
-    notes = tuple(note.replace("n/5: seeds finished of 42 to 46", f"n/{planned}: seeds finished") for note in _notes(chosen, full))
+    notes = tuple(note.replace("/5: seeds finished of 42 to 46", f"/{planned}: seeds finished") for note in _notes(chosen, full))
     return Table("All records: test, median [min, max] over seeds; higher is better", tuple(titles), tuple(rows), notes)
 
 
@@ -365,9 +366,8 @@ def _staleness_cell(payloads: Sequence[Mapping[str, Any]], model: str, condition
             plain = not any(key in found for key in ("channel", "sleep", "sleep_slots"))
             if plain and (found["update_window"], found["max_delay"]) == condition:
                 reference = payload["reference"]
-                remark = (
-                    f"reference {reference['kind']}, {reference['steps']} iterations, {reference['status']}; {payload['simulation']}"
-                )
+                remark = f"reference {reference['kind']}, {reference['steps']} iterations, {reference['status']}"
+                remark += f"; simulation {payload['simulation']}"
                 spread = found["d_out"]
                 values = None if spread is None else (spread["median"], spread["min"], spread["max"])
                 marks = () if reference["status"] == "converged" else ("†",)
@@ -445,7 +445,7 @@ def _latex(table: Table) -> str:
 def _csv(table: Table) -> str:
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow("model source column median min max finished planned rank marks configuration".split())
+    writer.writerow(CSV_HEADER)
     title = ""
     for row in table.rows:
         title = row.title or title  # the paper's line belongs to the model above it

@@ -384,10 +384,11 @@ def _solve_facts(trainer: Trainer, evaluation: Evaluation) -> SolveFacts | None:
     if not isinstance(trainer.model, EquilibriumModel) or not evaluation.statuses:
         return None
     solver = trainer.model.solver
+    own = getattr(trainer.model, "tolerance", None)  # models with a minimiser of their own (EnergyGNN)
     return SolveFacts(
-        to_tolerance=bool(getattr(solver, "stop_early", False)),
+        to_tolerance=own is not None or bool(getattr(solver, "stop_early", False)),
         steps=solver.steps,
-        tolerance=getattr(solver, "tolerance", None),
+        tolerance=own if own is not None else getattr(solver, "tolerance", None),
         training=trainer.statuses,
         final=evaluation.statuses,
         residual=finite(evaluation.residual) if evaluation.residual is not None else None,
