@@ -1,0 +1,403 @@
+"""SheafCascade: adaptive signed sheaf propagation whose equilibrium is guaranteed for every weight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sheafdeq.adjoints import Adjoint
+from sheafdeq.data.graph import Graph
+from sheafdeq.equilibrium import EquilibriumModel, Readout
+from sheafdeq.errors import InputError
+from sheafdeq.models.blocks import edge_product, incidence_of, pack, product, reweighted
+from sheafdeq.models.edge_features import edge_feature_width, edge_features
+from sheafdeq.models.split import gate_by_name
+from sheafdeq.recurrence import Incidence, edge_field, node_field
+from sheafdeq.solvers import Solution, Solver, Status
+from sheafdeq.solvers.iterate import Function, Observer
+
+__all__ = ["CascadeContext", "Sheaf", "SheafCascade"]
+
+MAP_SOFTENING = 1e-3
+"""Maps are A / sqrt(||A||_F^2 + softening^2): unit norm in practice, smooth at zero, Lipschitz with 1/softening."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sheaf:
+    """What one level takes from the level below: blocks on the edges and nodes, and a drive. Constant while the level settles."""
+
+    blocks: Tensor  # (e, d, d) F_tgt^T F_src / sqrt(deg_u deg_v)
+    diagonal: Tensor  # (n, d, d) I - (1/deg) sum F_tgt^T F_tgt
+    drive: Tensor  # (n, c) B >= 0
+
+
+@dataclass(frozen=True, eq=False)
+class CascadeContext:
+    """What stays constant during one solve: the features' share of every level, and the whole first sheaf."""
+
+    incidence: Incidence
+    edge_hidden: Tensor = edge_field()  # (e, h), or (e, L*h) when levels are not tied
+    node_drive: Tensor = node_field()  # (n, groups * c) the features' share of the drive, before ReLU
+    first_blocks: Tensor = edge_field()  # (e, d, d) the first level reads the features alone
+    first_diagonal: Tensor = node_field()  # (n, d, d)
+    first_drive: Tensor = node_field()  # (n, c)
+
+
+class Level(nn.Module):
+    """The unconstrained half of one level: from the states below to a sheaf and a drive.
+
+    With z = LayerNorm(u) of the level below (or of the encoded features),
+
+        hidden_e = ReLU(S z_src + T z_tgt + features of the edge and its ends)           (e, h)
+        F_src, F_tgt = soft-normalised linear images of hidden_e                         (e, d, d)
+        B = ReLU(A z + features of the node + P_F (W_3 z W_4))                         (n, c)
+
+    P_F is the signed sheaf propagation, so a level is one signed, adaptive message-passing step (the drive) followed by an
+    equilibrium on the same sheaf. Nothing here needs a bound: the guarantee uses only that B >= 0 and that everything
+    is locally Lipschitz in the level below.
+    """
+
+    def __init__(self, width: int, stalk_dim: int, channels: int, hidden: int) -> None:
+        super().__init__()
+        self.stalk_dim, self.channels, self.hidden = stalk_dim, channels, hidden
+        self.norm = nn.LayerNorm(width)
+        self.source = nn.Linear(width, hidden, bias=False)
+        self.target = nn.Linear(width, hidden, bias=False)
+        self.maps = nn.Linear(hidden, 2 * stalk_dim**2)
+        self.own = nn.Linear(width, width)
+        self.message_stalk = nn.Parameter(torch.empty(stalk_dim, stalk_dim))  # W_3
+        self.message_channel = nn.Parameter(torch.empty(channels, channels))  # W_4
+        self.stalk_mixing = nn.Parameter(torch.empty(stalk_dim, stalk_dim))  # W_1
+        self.channel_mixing = nn.Parameter(torch.empty(channels, channels))  # W_2
+
+
+class SheafCascade(EquilibriumModel):
+    r"""A tower of sheaf equilibria: each level settles on a sheaf inferred, without limits, from the level below.
+
+    .. math::
+        H_l^\star = \beta + B_l + \tanh(y_l^+) - \tanh(y_l^-), \qquad
+        y_l^\pm = \tfrac12\bigl(|P_l|\,H_l^\star\,|W_2| \pm P_l H_l^\star W_2\bigr), \qquad
+        (P_l, B_l) = \mathrm{Level}_l(H_{l-1}^\star), \quad H_0 = \text{features}
+
+    where :math:`P_l` includes the stalk mixing :math:`W_1`. y+ collects what excites a coordinate and y- what inhibits it; both
+    have nonnegative coefficients, which makes the update strongly subhomogeneous. Given the level below, a level contracts
+    Thompson's metric with :math:`m(\beta) < 1` for **every** weight, so the tower has one equilibrium, reached from every positive start,
+    synchronously or with bounded delays (``docs/theory.md``; :func:`sheafdeq.theory.guarantee.guaranteed_rate`).
+
+    **One joint recurrence.** The state is (n, L*c), all levels side by side; :meth:`step` updates all of them at once, so solvers,
+    diagnostics and the asynchronous simulator treat it as any other model. Training uses :meth:`solve_staged`: level by level, the
+    sheaf inferred once for each level. Both have the same equilibrium.
+
+    Args:
+        in_channels: width f of the node features.
+        out_channels: width o of the outputs.
+        stalk_dim: stalk dimension d.
+        channels: feature channels q; each level's state has c = d*q entries a node.
+        levels: L.
+        level_steps: Picard steps of every level in training; the horizon is ``steps = levels * level_steps``.
+        tied: one set of weights for all levels (the parameter count does not depend on L), or one for each.
+        shift: beta, at least 1.2 (m(beta) < 1 needs 1.19968).
+        hidden: hidden width h of each map generator.
+        edge_hidden: hidden width of the feature share of the generators.
+        gain: factor on the Xavier values of W_2, so that y+- start near one instead of saturating both tanh.
+        feature_noise: standard deviation of Gaussian noise on the node features while training, drawn once a solve.
+        edge_dropout: share of the edges that carry no message while training, drawn once a solve.
+        edge_dim: width of the edge features; None without.
+        solver: ``None`` (``steps`` Picard steps, staged) or a solver object; its step limit is shared evenly by the levels.
+        gradient: as for every equilibrium model; ``"implicit"`` is well posed for every weight here.
+
+    Shapes: x (n, f), edge_index (2, e), edge_attr (e, edge_dim), output (n, o).
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        stalk_dim: int = 3,
+        channels: int = 16,
+        *,
+        levels: int = 6,
+        level_steps: int = 4,
+        tied: bool = True,
+        shift: float = 1.4,
+        gate: str = "balance",
+        hidden: int = 32,
+        edge_hidden: int = 32,
+        gain: float = 0.2,
+        feature_noise: float = 0.0,
+        edge_dropout: float = 0.0,
+        edge_dim: int | None = None,
+        solver: str | Solver | None = None,
+        gradient: str | Adjoint = "unrolled",
+    ) -> None:
+        sizes = {
+            "in_channels": in_channels,
+            "out_channels": out_channels,
+            "stalk_dim": stalk_dim,
+            "channels": channels,
+            "levels": levels,
+            "level_steps": level_steps,
+            "hidden": hidden,
+            "edge_hidden": edge_hidden,
+        }
+        for name, value in sizes.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InputError(f"{name} must be a positive integer, got {value!r}")
+        super().__init__(steps=levels * level_steps, solver=solver, gradient=gradient)
+        if not feature_noise >= 0:
+            raise InputError(f"feature_noise must be a non-negative number, got {feature_noise!r}")
+        if not 0 <= edge_dropout < 1:
+            raise InputError(f"edge_dropout must be in [0, 1), got {edge_dropout!r}")
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.stalk_dim, self.channels = stalk_dim, channels
+        self.levels, self.tied = levels, bool(tied)
+        self.gate = gate_by_name(gate)
+        self.shift = self.gate.checked_shift(shift)
+        self.gain, self.feature_noise, self.edge_dropout = float(gain), float(feature_noise), float(edge_dropout)
+        self.edge_dim = edge_dim or None
+        self.hidden = hidden
+        c = stalk_dim * channels
+        groups = 1 if tied else levels
+        self.encoder = nn.Linear(in_channels, c)
+        self.edge_encoder = nn.Sequential(
+            nn.Linear(edge_feature_width(in_channels, edge_dim), edge_hidden), nn.ReLU(), nn.Linear(edge_hidden, hidden * groups)
+        )
+        self.feature_drive = nn.Linear(in_channels, c * groups, bias=False)
+        self.level_modules = nn.ModuleList(Level(c, stalk_dim, channels, hidden) for _ in range(groups))
+        self.readout_norm = nn.LayerNorm(c)
+        self.output = Readout(c, out_channels)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Xavier uniform for matrices (W_2 times ``gain``), zero for biases, LayerNorm at the identity."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, Level):
+                for mixing in (module.message_stalk, module.message_channel, module.stalk_mixing, module.channel_mixing):
+                    nn.init.xavier_uniform_(mixing)
+                with torch.no_grad():
+                    module.channel_mixing.mul_(self.gain)
+
+    @property
+    def width(self) -> int:
+        """Width c = d*q of one level; the joint state has L*c columns."""
+        return self.stalk_dim * self.channels
+
+    @property
+    def stochastic_training(self) -> bool:
+        """Whether training mode draws noise."""
+        return self.feature_noise > 0 or self.edge_dropout > 0
+
+    @property
+    def level_rate(self) -> float:
+        """m(beta): the proven rate of every level in Thompson's metric, given the level below, for all weights (Corollary 19)."""
+        return self.gate.coefficient(self.shift).upper
+
+    # ------------------------------------------------------------------ the contract
+
+    def prepare(self, graph: Graph) -> CascadeContext:
+        """The features' share of every level, and the first sheaf, which reads the features alone."""
+        incidence = incidence_of(graph)
+        x = graph.x
+        if self.training and self.feature_noise:
+            x = x + self.feature_noise * torch.randn_like(x)
+        edge_hidden = self.edge_encoder(edge_features(graph, x))
+        if self.training and self.edge_dropout:
+            keep = 1 - self.edge_dropout
+            weight = incidence.edge_weight * torch.empty_like(incidence.edge_weight).bernoulli_(keep) / keep
+            incidence = reweighted(incidence, weight)
+        node_drive = self.feature_drive(x)
+        base = self.encoder(x)
+        sheaf = self._infer(0, base, base, incidence, edge_hidden, node_drive)
+        return CascadeContext(incidence, edge_hidden, node_drive, sheaf.blocks, sheaf.diagonal, sheaf.drive)
+
+    def initial_state(self, context: CascadeContext) -> Tensor:
+        """(n, L*c) the shift everywhere."""
+        drive = context.first_drive
+        return drive.new_full((len(drive), self.levels * self.width), self.shift)
+
+    def step(self, state: Tensor, context: CascadeContext) -> Tensor:
+        """All levels at once, each on the sheaf that the level below decides now."""
+        return self._joint_step(state, None, context)
+
+    def local_step(self, own: Tensor, received: Tensor, context: CascadeContext) -> Tensor:
+        """The same update with edge k reading the source state ``received[k]`` (all levels of it)."""
+        return self._joint_step(own, received, context)
+
+    def readout(self, state: Tensor, context: CascadeContext) -> Tensor:
+        """The last level, normalised, through a linear map."""
+        return self.output(self.readout_norm(state[:, -self.width :]))
+
+    # ------------------------------------------------------------------ solving
+
+    def solve(
+        self,
+        context: CascadeContext,
+        graph: Graph,
+        *,
+        steps: int | None = None,
+        initial_state: Tensor | None = None,
+        solver: Solver | None = None,
+        adjoint: Adjoint | None = None,
+        observe: Observer | None = None,
+    ) -> Solution:
+        """Staged by default; the joint iteration when steps, a start, a solver or an observer is given."""
+        if steps is None and initial_state is None and solver is None and observe is None:
+            return self.solve_staged(context, graph, adjoint=adjoint)
+        return super().solve(
+            context, graph, steps=steps, initial_state=initial_state, solver=solver, adjoint=adjoint, observe=observe
+        )
+
+    def solve_staged(
+        self, context: CascadeContext, graph: Graph, *, solver: Solver | None = None, adjoint: Adjoint | None = None
+    ) -> Solution:
+        """Level by level: infer the sheaf once, iterate the level, go on to the next.
+
+        ``solver``'s step limit (default: the trained horizon) is shared evenly by the levels; every level starts at beta + B.
+        While level l runs, the levels below are final, so a level's residual is that of the joint state in its columns; the
+        relative distance of one level is at least its share of the joint one, hence CONVERGED here implies CONVERGED there.
+        """
+        solver = solver if solver is not None else self.solver
+        solver = solver.with_steps(max(1, solver.steps // self.levels))
+        adjoint = adjoint if adjoint is not None else self.adjoint
+        options: dict[str, Any] = {"graph_of_node": graph.graph_of_node, "num_graphs": graph.num_graphs}
+        below: Tensor | None = None
+        parts: list[Solution] = []
+        for level in range(self.levels):
+            sheaf = self._sheaf(level, below, None, context)
+            step = self.level_map(level, sheaf, context)
+            start = sheaf.drive + self.shift
+            recording = torch.is_grad_enabled()
+            solution = adjoint.solve(step, start, solver, **options) if recording else solver.solve(step, start, **options)
+            parts.append(solution)
+            below = solution.value
+        return _merge(parts)
+
+    def sheaf(self, level: int, below: Tensor | None, context: CascadeContext) -> Sheaf:
+        """The sheaf of a level (0-based) that the state ``below`` (n, c) decides; level 0 reads the features."""
+        if not 0 <= level < self.levels:
+            raise InputError(f"level must be from 0 to {self.levels - 1}, got {level!r}")
+        if level and below is None:
+            raise InputError(f"level {level} needs the state of level {level - 1}")
+        return self._sheaf(level, below, None, context)
+
+    # ------------------------------------------------------------------ one level
+
+    def _level(self, level: int) -> Level:
+        module = self.level_modules[0 if self.tied else level]
+        assert isinstance(module, Level)
+        return module
+
+    def _sheaf(self, level: int, own: Tensor | None, received: Tensor | None, context: CascadeContext) -> Sheaf:
+        if level == 0:
+            return Sheaf(context.first_blocks, context.first_diagonal, context.first_drive)
+        assert own is not None
+        return self._infer(level, own, received, context.incidence, context.edge_hidden, context.node_drive)
+
+    def _infer(
+        self,
+        level: int,
+        own: Tensor,
+        received: Tensor | None,
+        incidence: Incidence,
+        edge_hidden: Tensor,
+        node_drive: Tensor,
+    ) -> Sheaf:
+        """From the level below (``received`` holds source rows for each edge, or is None or ``own`` on a whole graph)."""
+        module = self._level(level)
+        group = 0 if self.tied else level
+        d, q, h, c = self.stalk_dim, self.channels, self.hidden, self.width
+        whole = received is None or received is own
+        table = own if received is None or received is own else received
+        z = module.norm(own)
+        z_table = z if whole else module.norm(table)
+        source = module.source(z_table)
+        hidden = edge_hidden[:, group * h : (group + 1) * h] + (
+            source.index_select(0, incidence.source) if whole else source
+        )
+        hidden = (hidden + module.target(z).index_select(0, incidence.target)).relu()
+        # Edges last: products of small matrices become long vector operations.
+        maps = (module.maps.weight @ hidden.T + module.maps.bias[:, None]).view(2, d, d, -1)
+        source_maps, target_maps = maps * (maps.square().sum((1, 2), keepdim=True) + MAP_SOFTENING**2).rsqrt()
+        blocks = (target_maps.unsqueeze(2) * source_maps.unsqueeze(1)).sum(0) * incidence.edge_weight  # F_tgt^T F_src
+        gram = (target_maps.unsqueeze(2) * target_maps.unsqueeze(1)).sum(0).reshape(d * d, -1).T
+        total = gram.new_zeros(incidence.num_targets, d * d).index_add(0, incidence.target, gram)
+        eye = torch.eye(d, dtype=z.dtype, device=z.device)
+        diagonal = eye - (total / incidence.degree[:, None]).view(-1, d, d)
+        blocks = blocks.permute(2, 0, 1)
+        message = module.message_stalk @ z.view(-1, d, q) @ module.message_channel
+        if whole:
+            spread = product(pack(blocks, diagonal, incidence), message, incidence)
+        else:
+            arriving = module.message_stalk @ z_table.view(-1, d, q) @ module.message_channel
+            spread = edge_product(blocks, arriving, incidence) + diagonal @ message
+        drive = (module.own(z) + node_drive[:, group * c : (group + 1) * c] + spread.reshape(-1, c)).relu()
+        return Sheaf(blocks, diagonal, drive)
+
+    def level_map(self, level: int, sheaf: Sheaf, context: CascadeContext) -> Function:
+        """The map (n, c) -> (n, c) that level ``level`` iterates on a given sheaf; a contraction with :attr:`level_rate`."""
+        module, incidence = self._level(level), context.incidence
+        d, q = self.stalk_dim, self.channels
+        entries = pack(sheaf.blocks @ module.stalk_mixing, sheaf.diagonal @ module.stalk_mixing, incidence)
+        sizes, mixing = entries.abs(), module.channel_mixing
+        mixing_sizes = mixing.abs()
+        base = sheaf.drive + self.shift
+
+        def step(state: Tensor) -> Tensor:
+            h = state.view(-1, d, q)
+            p = product(entries, h @ mixing, incidence)
+            g = product(sizes, h @ mixing_sizes, incidence)
+            return base + self.gate.apply(p, g).reshape(state.shape)
+
+        return step
+
+    def _joint_step(self, own: Tensor, received: Tensor | None, context: CascadeContext) -> Tensor:
+        c, d, q = self.width, self.stalk_dim, self.channels
+        images = []
+        for level in range(self.levels):
+            columns, lower = slice(level * c, (level + 1) * c), slice((level - 1) * c, level * c)
+            below = own[:, lower] if level else None
+            below_received = received[:, lower] if level and received is not None else None
+            sheaf = self._sheaf(level, below, below_received, context)
+            state = own[:, columns].contiguous()
+            if received is None:
+                images.append(self.level_map(level, sheaf, context)(state))
+                continue
+            module = self._level(level)
+            blocks, diagonal = sheaf.blocks @ module.stalk_mixing, sheaf.diagonal @ module.stalk_mixing
+            mixing = module.channel_mixing
+            h, arriving = state.view(-1, d, q), received[:, columns].reshape(-1, d, q)
+            p = edge_product(blocks, arriving @ mixing, context.incidence) + diagonal @ (h @ mixing)
+            size = mixing.abs()
+            g = edge_product(blocks.abs(), arriving @ size, context.incidence) + diagonal.abs() @ (h @ size)
+            images.append(sheaf.drive + self.shift + self.gate.apply(p, g).reshape(state.shape))
+        return torch.cat(images, dim=1)
+
+    def __repr__(self) -> str:
+        return (
+            f"SheafCascade({self.in_channels}, {self.out_channels}, stalk_dim={self.stalk_dim}, channels={self.channels}, "
+            f"levels={self.levels}, tied={self.tied}, shift={self.shift:g}, steps={self.steps})"
+        )
+
+
+def _merge(parts: list[Solution]) -> Solution:
+    """Side by side: the worst status and residual of every graph, all steps and evaluations, the trace of each level in turn."""
+    graph_status = tuple(Status.worst(statuses) for statuses in zip(*(part.graph_status for part in parts), strict=True))
+    return Solution(
+        value=torch.cat([part.value for part in parts], dim=1),
+        status=Status.worst([part.status for part in parts]),
+        steps=sum(part.steps for part in parts),
+        evaluations=sum(part.evaluations for part in parts),
+        residuals=[residual for part in parts for residual in part.residuals],
+        distance=parts[0].distance,
+        tolerance=parts[0].tolerance,
+        graph_status=graph_status,
+        graph_residual=torch.stack([part.graph_residual for part in parts]).amax(0),
+        graph_steps=torch.stack([part.graph_steps for part in parts]).sum(0),
+    )

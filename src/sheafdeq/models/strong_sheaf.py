@@ -1,0 +1,240 @@
+"""StrongSheafDEQ: one sheaf equilibrium whose state-dependent maps stay within a proven budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sheafdeq.adjoints import Adjoint
+from sheafdeq.data.graph import Graph
+from sheafdeq.equilibrium import EquilibriumModel, Readout
+from sheafdeq.errors import InputError
+from sheafdeq.models.blocks import edge_product, incidence_of, pack, product
+from sheafdeq.models.edge_features import edge_feature_width, edge_features
+from sheafdeq.models.restriction import frobenius_normalise
+from sheafdeq.models.split import gate_by_name
+from sheafdeq.recurrence import Incidence, edge_field, node_field
+from sheafdeq.solvers import Solver
+
+__all__ = ["StrongSheafContext", "StrongSheafDEQ"]
+
+ROUNDING_SLACK = 1e-4
+"""The budget is met with this much to spare, so that rounding in the rescaled weights cannot exceed it."""
+
+
+@dataclass(frozen=True, eq=False)
+class StrongSheafContext:
+    """What stays constant during one solve: all the inputs decide, and the majorant, which does not move with the state."""
+
+    incidence: Incidence
+    drive: Tensor = node_field()  # (n, c) B(X) >= 0
+    map_sizes: Tensor = edge_field()  # (e, 2, d, d) M >= 0 of the source and target map
+    logit_hidden: Tensor = edge_field()  # (e, h) the inputs' share of the logit generator's hidden layer
+    size_blocks: Tensor = edge_field()  # (e, d, d) M_tgt^T M_src / sqrt(deg_u deg_v) |W_1|
+    size_diagonal: Tensor = node_field()  # (n, d, d) (I + (1/deg) sum M_tgt^T M_tgt) |W_1|
+    budgeted: Tensor | None = None  # (2 d d, h) second generator layer, rows scaled into the budget
+
+
+class StrongSheafDEQ(EquilibriumModel):
+    r"""Signed, matrix-valued, edge- and state-dependent propagation with one equilibrium for **every** weight.
+
+    .. math::
+        H^\star = \beta + B(X) + \varphi(y^+, y^-), \qquad y^\pm = \tfrac12 (g \pm p), \qquad
+        p = P_{F(H^\star)} W_1 H^\star W_2, \quad F = M \circ \tanh(\ell / 2)
+
+    M >= 0 (the size of every map entry) is any function of the inputs; the logits :math:`\ell` decide how much of it, with which
+    sign, is used, and depend on inputs and state. g is the same propagation with M, |W_1| and |W_2| (and + on the diagonal), so y+-
+    have nonnegative coefficients. Each logit is k_0-Lipschitz in Thompson's metric: the state enters it through rows
+    normalised to sum one, :math:`\ell = A_2 \mathrm{ReLU}(A_1 \bar h + \text{inputs})`, and every row of A_2 whose Lipschitz bound
+
+    .. math::  k_o = \sum_\eta |A_{2,o\eta}| \sum_{\mathrm{rows}} \tfrac12 (\max A_{1,\eta,\mathrm{row}} - \min A_{1,\eta,\mathrm{row}})
+
+    exceeds k_0 is scaled down to it. The update then contracts Thompson's metric with (1 + k_0) m(beta) = ``rate`` < 1
+    (``docs/theory.md``, Lemma 20, Theorem 22), synchronously and with bounded delays (Corollary 26).
+
+    Args:
+        in_channels: width f of the node features.
+        out_channels: width o of the outputs.
+        stalk_dim: stalk dimension d.
+        channels: feature channels q; c = d*q.
+        shift: beta; large shifts leave a larger budget k_0 = rate / m(beta) - 1.
+        gate: ``"tanh"``, ``"rational"`` or ``"balance"`` (:mod:`sheafdeq.models.split`).
+        rate: the guaranteed rate; it fixes the budget.
+        hidden: hidden width h of the logit generator.
+        gain: factor on the Xavier values of W_2, so that y+- start near one.
+        steps: Picard steps of the trained horizon.
+        edge_dim: width of the edge features; None without.
+        solver: as for every equilibrium model.
+        gradient: as for every equilibrium model; ``"implicit"`` is well posed for every weight.
+
+    Shapes: x (n, f), edge_index (2, e), edge_attr (e, edge_dim), output (n, o).
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        stalk_dim: int = 3,
+        channels: int = 16,
+        *,
+        shift: float = 1.6,
+        gate: str = "rational",
+        rate: float = 0.95,
+        hidden: int = 32,
+        gain: float = 1.0,
+        steps: int = 20,
+        edge_dim: int | None = None,
+        solver: str | Solver | None = None,
+        gradient: str | Adjoint = "unrolled",
+    ) -> None:
+        sizes = {"in_channels": in_channels, "out_channels": out_channels, "stalk_dim": stalk_dim, "channels": channels}
+        for name, value in (sizes | {"hidden": hidden}).items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InputError(f"{name} must be a positive integer, got {value!r}")
+        super().__init__(steps=steps, solver=solver, gradient=gradient)
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.stalk_dim, self.channels = stalk_dim, channels
+        self.gate = gate_by_name(gate)
+        self.shift = self.gate.checked_shift(shift)
+        fixed_map_rate = self.gate.coefficient(self.shift).upper
+        if not fixed_map_rate < rate < 1:
+            raise InputError(
+                f"rate must lie between m(beta) = {fixed_map_rate:.4f} (no adaptivity) and 1, got {rate!r}; a larger shift lowers m"
+            )
+        self.rate = float(rate)
+        self.gain = float(gain)
+        self.edge_dim = edge_dim or None
+        c = stalk_dim * channels
+        width = edge_feature_width(in_channels, edge_dim)
+        self.drive = nn.Linear(in_channels, c)
+        self.sizes = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, 2 * stalk_dim**2))
+        self.logit_inputs = nn.Linear(width, hidden)
+        self.logit_source = nn.Linear(c, hidden, bias=False)  # A_1, source half
+        self.logit_target = nn.Linear(c, hidden, bias=False)  # A_1, target half
+        self.logits = nn.Linear(hidden, 2 * stalk_dim**2)  # A_2
+        self.stalk_mixing = nn.Parameter(torch.empty(stalk_dim, stalk_dim))
+        self.channel_mixing = nn.Parameter(torch.empty(channels, channels))
+        self.readout = Readout(c, out_channels)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Xavier uniform for every matrix (W_2 times ``gain``), zero for every bias."""
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.xavier_uniform_(parameter)
+            else:
+                nn.init.zeros_(parameter)
+        with torch.no_grad():
+            self.channel_mixing.mul_(self.gain)
+
+    @property
+    def width(self) -> int:
+        """State width c = d*q."""
+        return self.stalk_dim * self.channels
+
+    @property
+    def budget(self) -> float:
+        """k_0 = rate / m(beta) - 1, the Lipschitz constant every logit keeps."""
+        return self.rate / self.gate.coefficient(self.shift).upper - 1.0
+
+    def guaranteed_rate(self) -> float:
+        """The proven contraction rate in Thompson's metric, for these and all other weights (Theorem 22)."""
+        return self.rate
+
+    # ------------------------------------------------------------------ the contract
+
+    def prepare(self, graph: Graph) -> StrongSheafContext:
+        """Drive, map sizes, the inputs' share of the logits, and the majorant."""
+        incidence, d = incidence_of(graph), self.stalk_dim
+        inputs = edge_features(graph)
+        sizes = nn.functional.softplus(self.sizes(inputs)).view(-1, d, d)
+        sizes = frobenius_normalise(sizes).view(-1, 2, d, d)
+        blocks, diagonal = self._blocks(sizes, incidence, sign=+1)
+        mixing = self.stalk_mixing.abs()
+        return StrongSheafContext(
+            incidence,
+            self.drive(graph.x).relu(),
+            sizes,
+            self.logit_inputs(inputs),
+            blocks @ mixing,
+            diagonal @ mixing,
+            self.budgeted_logits(),
+        )
+
+    def initial_state(self, context: StrongSheafContext) -> Tensor:
+        """The shift everywhere."""
+        return torch.full_like(context.drive, self.shift)
+
+    def step(self, state: Tensor, context: StrongSheafContext) -> Tensor:
+        """T(H) on a whole graph."""
+        incidence = context.incidence
+        blocks, diagonal = self._signed_blocks(state, None, context)
+        h = state.view(-1, self.stalk_dim, self.channels)
+        p = product(pack(blocks, diagonal, incidence), h @ self.channel_mixing, incidence)
+        sizes = pack(context.size_blocks, context.size_diagonal, incidence)
+        g = product(sizes, h @ self.channel_mixing.abs(), incidence)
+        return self._update(p, g, context)
+
+    def local_step(self, own: Tensor, received: Tensor, context: StrongSheafContext) -> Tensor:
+        """The same update with edge k reading the source state ``received[k]``."""
+        blocks, diagonal = self._signed_blocks(own, received, context)
+        shape = (-1, self.stalk_dim, self.channels)
+        h, arriving, mixing = own.view(shape), received.reshape(shape), self.channel_mixing
+        p = edge_product(blocks, arriving @ mixing, context.incidence) + diagonal @ (h @ mixing)
+        size = mixing.abs()
+        g = edge_product(context.size_blocks, arriving @ size, context.incidence) + context.size_diagonal @ (h @ size)
+        return self._update(p, g, context)
+
+    # ------------------------------------------------------------------ the sheaf
+
+    def budgeted_logits(self) -> Tensor:
+        """(2 d d, h) A_2 with every row scaled into the budget (Lemma 20(c))."""
+        d, q = self.stalk_dim, self.channels
+        spread = self.logits.weight.new_zeros(self.logits.in_features)
+        for layer in (self.logit_source, self.logit_target):
+            rows = layer.weight.view(-1, d, q)  # one row of A_1 for each hidden unit and each stalk coordinate
+            spread = spread + 0.5 * (rows.amax(-1) - rows.amin(-1)).sum(-1)
+        lipschitz = self.logits.weight.abs() @ spread  # (2 d d,)
+        allowed = self.budget * (1.0 - ROUNDING_SLACK)
+        scale = (allowed / lipschitz.clamp(min=torch.finfo(lipschitz.dtype).tiny)).clamp(max=1.0)
+        return self.logits.weight * scale[:, None]
+
+    def _signed_blocks(self, own: Tensor, received: Tensor | None, context: StrongSheafContext) -> tuple[Tensor, Tensor]:
+        incidence, d = context.incidence, self.stalk_dim
+        own_rows = self._normalised(own)
+        if received is None:
+            arriving = self.logit_source(own_rows).index_select(0, incidence.source)
+        else:
+            arriving = self.logit_source(self._normalised(received))
+        hidden = context.logit_hidden + arriving + self.logit_target(own_rows).index_select(0, incidence.target)
+        weight = context.budgeted if context.budgeted is not None else self.budgeted_logits()
+        logits = hidden.relu() @ weight.T + self.logits.bias
+        maps = context.map_sizes * torch.tanh(0.5 * logits).view(-1, 2, d, d)
+        blocks, diagonal = self._blocks(maps, incidence, sign=-1)
+        return blocks @ self.stalk_mixing, diagonal @ self.stalk_mixing
+
+    def _blocks(self, maps: Tensor, incidence: Incidence, sign: int) -> tuple[Tensor, Tensor]:
+        """(e, d, d) F_tgt^T F_src / sqrt(deg_u deg_v) and (n, d, d) I + sign (1/deg) sum F_tgt^T F_tgt."""
+        d = self.stalk_dim
+        turned = maps[:, 1].transpose(1, 2)
+        gram = (turned @ maps[:, 1]).reshape(-1, d * d)
+        total = gram.new_zeros(incidence.num_targets, d * d).index_add(0, incidence.target, gram)
+        eye = torch.eye(d, dtype=maps.dtype, device=maps.device)
+        diagonal = eye + sign * (total / incidence.degree[:, None]).view(-1, d, d)
+        return turned @ maps[:, 0] * incidence.edge_weight[:, None, None], diagonal
+
+    def _normalised(self, state: Tensor) -> Tensor:
+        """Each of the d rows of length q divided by its sum (p = 1: the most adaptivity for the budget)."""
+        rows = state.view(-1, self.stalk_dim, self.channels)
+        return (rows / rows.sum(-1, keepdim=True)).view(state.shape)
+
+    def _update(self, p: Tensor, g: Tensor, context: StrongSheafContext) -> Tensor:
+        return self.shift + context.drive + self.gate.apply(p, g).reshape(context.drive.shape)
+
+    def __repr__(self) -> str:
+        return (
+            f"StrongSheafDEQ({self.in_channels}, {self.out_channels}, stalk_dim={self.stalk_dim}, channels={self.channels}, "
+            f"shift={self.shift:g}, gate={self.gate.name!r}, rate={self.rate:g}, steps={self.steps})"
+        )
