@@ -150,7 +150,8 @@ def test_lemma_20a_normalised_rows(seed, order):
 def test_lemma_20a_constants_are_attained():
     # p = 1: weight 1/2 on the largest and the smallest entry of w; p = 2: one entry at 1/sqrt(3)
     w = torch.tensor([1.0, -1.0], dtype=torch.float64)
-    one = torch.autograd.functional.jacobian(lambda u: normalise_rows(u.exp(), 1, 2, 1) @ w, torch.zeros(1, 2, dtype=torch.float64))
+    zero = torch.zeros(1, 2, dtype=torch.float64)
+    one = torch.autograd.functional.jacobian(lambda u: normalise_rows(u.exp(), 1, 2, 1) @ w, zero)
     assert float(one.abs().sum()) == pytest.approx(1.0)
     u = torch.tensor([[0.0, 0.5 * math.log(2.0)]], dtype=torch.float64)
     two = torch.autograd.functional.jacobian(lambda v: normalise_rows(v.exp(), 1, 2, 2)[:, 0], u)
