@@ -21,7 +21,6 @@ from sheafdeq.models.minimise import Blocks, conjugate_gradients, minimise
 from sheafdeq.models.propagation import checked_positive
 from sheafdeq.recurrence import Incidence, edge_field, node_field
 from sheafdeq.solvers import Solution
-from sheafdeq.solvers.solution import AdjointReport
 from sheafdeq.solvers.iterate import per_graph_max
 from sheafdeq.solvers.solution import AdjointReport
 
@@ -104,7 +103,7 @@ class EnergyGNN(EquilibriumModel):
     update width 1 and beta = 0.04 as the paper reports them. Deviations:
 
     * phi is softplus. The paper's ReLU makes E piecewise linear plus quadratic: minimisers can sit on kinks, where no gradient is
-      small; the paper's L-BFGS did not converge on two benchmarks. ``activation="relu"`` is there to compare, and reports failure.
+      small; the paper's L-BFGS did not converge on two benchmarks. ``activation="relu"`` is there to compare; it reports failure.
     * Backtracking replaces the strong Wolfe search, and 200 iterations are allowed instead of 50.
     * The state width is not printed; c = 48 is impossible with 340 parameters (the message network alone would have more than
       384). Several readings give exactly 340 at f = 3, o = 3: this network with 7 state entries and a linear readout is one of
