@@ -3,7 +3,7 @@
 For a stored edge e = (u -> v), with first-layer products A (sources), B (targets, bias included) and E (edges),
 
     hidden_e = relu(A_u + B_v + E_e)                        (2h: source generator | target generator)
-    F_src(e) = Pi(W_src hidden_e[:h] + b_src),   F_tgt(e) = Pi(W_tgt hidden_e[h:] + b_tgt),   Pi(F) = F / max(||F||_F, 1e-12)
+    F_src(e) = Pi(W_src hidden_e[:h] + b_src),   F_tgt(e) = Pi(W_tgt hidden_e[h:] + b_tgt),   Pi(F) = F / ||F||_F
     P_v = Y_v - (1/deg_v) sum_e F_tgt^T F_tgt Y_v + sum_e w_e F_tgt^T F_src Y_u.
 
 :func:`sheaf_propagate` computes P from the tables; :func:`sheaf_step` computes the whole update
@@ -33,9 +33,12 @@ __all__ = [
     "sheaf_propagate_reference",
     "sheaf_step",
     "sheaf_step_reference",
+    "unit_or_zero",
 ]
 
 NORM_FLOOR = 1e-12
+"""Rows of the state are divided by at least this. A generated map of smaller Frobenius norm counts as zero: it does not propagate
+and passes no gradient (all hidden units of an edge can be dead at once; dividing by a floor would then return a gradient of 1e12)."""
 LARGEST_NATIVE_STALK = 16
 
 
@@ -115,7 +118,7 @@ def sheaf_propagate_reference(
         (hidden[:, h:], second_target_weight, second_target_bias),
     ):
         raw = functional.linear(part, weight, bias)
-        maps.append((raw / raw.norm(dim=1, keepdim=True).clamp(min=NORM_FLOOR)).view(-1, d, d))
+        maps.append(unit_or_zero(raw).view(-1, d, d))
     source_maps, target_maps = maps
     own = own_values.view(-1, d, q)
     gram = target_maps.transpose(1, 2) @ target_maps / edges.degree.to(own.dtype)[edges.target, None, None]
@@ -123,6 +126,14 @@ def sheaf_propagate_reference(
     blocks = target_maps.transpose(1, 2) @ source_maps * edges.weight.to(own.dtype)[:, None, None]
     messages = blocks @ source_values.view(-1, d, q).index_select(0, edges.source)
     return (own - diagonal @ own).index_add(0, edges.target, messages).view(-1, d * q)
+
+
+def unit_or_zero(rows: Tensor) -> Tensor:
+    """Rows of unit Euclidean norm; rows of norm below :data:`NORM_FLOOR` are zero and pass no gradient."""
+    norm = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    # ~(norm < floor) keeps NaN alive
+    alive = ~(norm < NORM_FLOOR)
+    return torch.where(alive, rows / torch.where(alive, norm, torch.ones_like(norm)), torch.zeros_like(rows))
 
 
 def _check_tables(

@@ -17,13 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from sheafdeq.errors import InputError
+from sheafdeq.kernels.edge_step import unit_or_zero
 
-__all__ = ["MAP_GUARD", "ROW_GUARD", "FirstLayer", "frobenius_normalise", "map_generator", "normalise_rows", "restriction_maps"]
+__all__ = ["ROW_GUARD", "FirstLayer", "frobenius_normalise", "map_generator", "normalise_rows", "restriction_maps"]
 
 ROW_GUARD = 1e-12
 """Rows of norm below this are divided by it instead: a zero row stays zero. Positive states never meet it."""
-MAP_GUARD = 1e-12
-"""Generated maps of Frobenius norm below this are divided by it instead: a zero map stays zero (and then does not propagate)."""
 
 
 def normalise_rows(state: Tensor, d: int, q: int, order: float) -> Tensor:
@@ -37,9 +36,8 @@ def normalise_rows(state: Tensor, d: int, q: int, order: float) -> Tensor:
 
 
 def frobenius_normalise(maps: Tensor) -> Tensor:
-    """(e, d, d) -> (e, d, d) with unit Frobenius norm, guarded at zero by :data:`MAP_GUARD`."""
-    norm = torch.linalg.vector_norm(maps, dim=(1, 2))
-    return maps / norm.clamp(min=MAP_GUARD)[:, None, None]
+    """(e, d, d) -> (e, d, d) with unit Frobenius norm; a map of norm below 1e-12 counts as zero and passes no gradient."""
+    return unit_or_zero(maps.flatten(1)).view_as(maps)
 
 
 def map_generator(channels: int, edge_dim: int, stalk_dim: int, hidden: int | None = None) -> nn.Sequential:

@@ -40,6 +40,15 @@ template <class T, int D> struct EdgeKernel {
 
   static SHEAFDEQ_INLINE int dim(const EdgePass<T>& pass) { return D ? D : pass.d; }
 
+  // Outer loops over map entries: unrolled for small stalks, where everything fits the registers anyway.
+  template <class F> static SHEAFDEQ_INLINE void each(int count, F&& body) {
+    if constexpr (D != 0 && D <= 3) {
+      SHEAFDEQ_UNROLL for (int i = 0; i < count; i++) body(i);
+    } else {
+      _Pragma("GCC unroll 1") for (int i = 0; i < count; i++) body(i);
+    }
+  }
+
   static SHEAFDEQ_INLINE void take(const EdgePass<T>& pass, std::int64_t e0, std::int64_t end, Block& block) {
     const std::int64_t left = end - e0;
     block.count = left < EB ? static_cast<int>(left) : EB;
@@ -152,7 +161,7 @@ template <class T, int D> struct EdgeKernel {
   }
   static SHEAFDEQ_INLINE V guarded(V norm) {
     const V floor = splat(norm_floor<T>);
-    return splat(T(1)) / (norm < floor ? floor : norm);
+    return norm < floor ? V{} : splat(T(1)) / norm;  // a vanishing map counts as zero and passes no gradient
   }
 
   // product = w F_t^T F_s and square = F_t^T F_t from the raw outputs.
@@ -162,20 +171,19 @@ template <class T, int D> struct EdgeKernel {
       const T *fs = block.raw[0] + g, *ft = block.raw[1] + g;
       const V s = guarded(norm_of(fs, d * d)), t = guarded(norm_of(ft, d * d));
       const V scale = s * t * load(block.weight + g), square = t * t;
-      for (int i = 0; i < d; i++) {
+      each(d, [&](int i) {
         V column[most];
         SHEAFDEQ_UNROLL for (int k = 0; k < d; k++) column[k] = load(ft + (k * d + i) * EB);
-        SHEAFDEQ_UNROLL for (int j = 0; j < d; j++) {
+        each(d, [&](int j) {
           V sum{};
           SHEAFDEQ_UNROLL for (int k = 0; k < d; k++) sum += column[k] * load(fs + (k * d + j) * EB);
           store(block.product + (i * d + j) * EB + g, sum * scale);
-        }
-        SHEAFDEQ_UNROLL for (int j = i; j < d; j++) {
-          V sum{};
-          SHEAFDEQ_UNROLL for (int k = 0; k < d; k++) sum += column[k] * load(ft + (k * d + j) * EB);
-          store(block.square + (i * d + j) * EB + g, sum * square);
-        }
-      }
+          if (j < i) return;
+          V gram{};
+          SHEAFDEQ_UNROLL for (int k = 0; k < d; k++) gram += column[k] * load(ft + (k * d + j) * EB);
+          store(block.square + (i * d + j) * EB + g, gram * square);
+        });
+      });
     }
   }
 
@@ -212,17 +220,44 @@ template <class T, int D> struct EdgeKernel {
     }
   }
 
-  // out = base + x - factor * S x for the symmetric S of which the upper triangle is given (base may be null).
+  // out = base + x - factor * S x for the symmetric S of which the upper triangle is given (base may be null,
+  // out may be x).
   static SHEAFDEQ_INLINE void apply_diagonal(int d, int q, const T* x, T factor, const T* upper, const T* base, T* out) {
     for (int c = 0; c < q; c += W) {
+      V column[most];
+      SHEAFDEQ_UNROLL for (int j = 0; j < d; j++) column[j] = load(x + j * q + c);
       SHEAFDEQ_UNROLL for (int i = 0; i < d; i++) {
         V sum{};
         SHEAFDEQ_UNROLL for (int j = 0; j < d; j++) {
-          sum += splat(i < j ? upper[i * d + j] : upper[j * d + i]) * load(x + j * q + c);
+          sum += splat(i < j ? upper[i * d + j] : upper[j * d + i]) * column[j];
         }
-        V value = load(x + i * q + c) - splat(factor) * sum;
+        V value = column[i] - splat(factor) * sum;
         if (base) value += load(base + i * q + c);
         store(out + i * q + c, value);
+      }
+    }
+  }
+
+  // tanh, shift and drive of one finished row.
+  static SHEAFDEQ_INLINE void finish(const EdgePass<T>& pass, std::int64_t v, const T* row) {
+    const int d = dim(pass), q = pass.step_channels;
+    for (int i = 0; i < d; i++)
+      for (int c = 0; c < q; c += W) {
+        const std::int64_t at = v * d * q + i * q + c;
+        const V t = hyperbolic_tangent<T>(load(row + i * pass.channels + c));
+        if (pass.tanh) store_part(pass.tanh + at, t, q - c);
+        store_part(pass.step + at, t + splat(pass.shift) + load_part(pass.drive + at, q - c), q - c);
+      }
+  }
+
+  // The gradient that enters a row of `out`, from the gradient of the step.
+  static SHEAFDEQ_INLINE void start(const EdgePass<T>& pass, std::int64_t v, T* row) {
+    const int d = dim(pass), q = pass.step_channels;
+    for (int i = 0; i < d; i++) {
+      for (int c = 0; c < q; c += W) {
+        const std::int64_t at = v * d * q + i * q + c;
+        const V t = load_part(pass.tanh + at, q - c), g = load_part(pass.step_grad + at, q - c);
+        store(row + i * pass.channels + c, g * (splat(T(1)) - t * t));
       }
     }
   }
@@ -230,13 +265,15 @@ template <class T, int D> struct EdgeKernel {
   static void forward(const EdgePass<T>& pass, const EdgeShare<T>& share) {
     const int d = dim(pass), q = pass.channels, width = d * q;
     T* columns = share.scratch;
+    T* row_scratch = columns + EB * pass.hidden;
+    auto row_of = [&](std::int64_t v) { return pass.step ? row_scratch : pass.out + v * pass.out_stride; };
     Block block;
     T diagonal[most_squared];
     std::int64_t v = share.first;
     const std::int64_t end = pass.pointer[share.last];
     auto enter = [&] {  // nodes without edges keep their own values; stop at the next one that has some
       for (; v < share.last; v++) {
-        T* row = pass.out + v * pass.out_stride;
+        T* row = row_of(v);
         if (pass.pointer[v + 1] > pass.pointer[v]) {
           for (int i = 0; i < width; i++) row[i] = T(0);
           for (int i = 0; i < d * d; i++) diagonal[i] = T(0);
@@ -244,6 +281,7 @@ template <class T, int D> struct EdgeKernel {
         }
         const T* own = pass.own_values + v * pass.own_values_stride;
         for (int i = 0; i < width; i++) row[i] = own[i];
+        if (pass.step) finish(pass, v, row);
       }
     };
     enter();
@@ -258,7 +296,7 @@ template <class T, int D> struct EdgeKernel {
       for (int a = 0; a < block.count;) {
         const std::int64_t stop = pass.pointer[v + 1] - e0;
         const int b = stop < block.count ? static_cast<int>(stop) : block.count;
-        T* row = pass.out + v * pass.out_stride;
+        T* row = row_of(v);
         int c = 0;
         for (; c + 2 * W <= q; c += 2 * W) receive<2>(pass, block, a, b, c, row);
         for (; c < q; c += W) receive<1>(pass, block, a, b, c, row);
@@ -266,6 +304,7 @@ template <class T, int D> struct EdgeKernel {
         if (stop == b) {
           const T* own = pass.own_values + v * pass.own_values_stride;
           apply_diagonal(d, q, own, pass.inverse_degree[v], diagonal, row, row);
+          if (pass.step) finish(pass, v, row);
           v++;
           enter();
         }
@@ -315,37 +354,39 @@ template <class T, int D> struct EdgeKernel {
       const V inverse_s = guarded(norm_s), inverse_t = guarded(norm_t);
       const V w = load(block.weight + g);
       V fs[most_squared], ft[most_squared], gs[most_squared], gt[most_squared];
-      SHEAFDEQ_UNROLL for (int i = 0; i < dd; i++) {
+      each(dd, [&](int i) {
         fs[i] = load(raw_s + i * EB) * inverse_s;
         ft[i] = load(raw_t + i * EB) * inverse_t;
         gs[i] = gt[i] = V{};
-      }
-      SHEAFDEQ_UNROLL for (int i = 0; i < d; i++) SHEAFDEQ_UNROLL for (int j = 0; j < d; j++) {
-        const V x = load(cross + (i * d + j) * EB + g) * w;
-        const V z = load(curve + (i < j ? i * d + j : j * d + i) * EB + g);
-        V product{}, square{};
-        SHEAFDEQ_UNROLL for (int k = 0; k < d; k++) {
-          gt[k * d + i] += x * fs[k * d + j] + z * ft[k * d + j];
-          gs[k * d + j] += x * ft[k * d + i];
-          product += ft[k * d + i] * fs[k * d + j];
-          if (i <= j) square += ft[k * d + i] * ft[k * d + j];
-        }
-        store(block.product + (i * d + j) * EB + g, product * w);
-        if (i <= j) store(block.square + (i * d + j) * EB + g, square);
-      }
+      });
+      each(d, [&](int i) {
+        each(d, [&](int j) {
+          const V x = load(cross + (i * d + j) * EB + g) * w;
+          const V z = load(curve + (i < j ? i * d + j : j * d + i) * EB + g);
+          V product{}, square{};
+          SHEAFDEQ_UNROLL for (int k = 0; k < d; k++) {
+            gt[k * d + i] += x * fs[k * d + j] + z * ft[k * d + j];
+            gs[k * d + j] += x * ft[k * d + i];
+            product += ft[k * d + i] * fs[k * d + j];
+            if (i <= j) square += ft[k * d + i] * ft[k * d + j];
+          }
+          store(block.product + (i * d + j) * EB + g, product * w);
+          if (i <= j) store(block.square + (i * d + j) * EB + g, square);
+        });
+      });
       V along_s{}, along_t{};
-      SHEAFDEQ_UNROLL for (int i = 0; i < dd; i++) {
+      each(dd, [&](int i) {
         along_s += gs[i] * fs[i];
         along_t += gt[i] * ft[i];
-      }
-      // below the floor the divisor is a constant, as for torch.clamp
+      });
+      // below the floor the map is zero, value and derivative
       const V floor = splat(norm_floor<T>);
       along_s = norm_s < floor ? V{} : along_s;
       along_t = norm_t < floor ? V{} : along_t;
-      SHEAFDEQ_UNROLL for (int i = 0; i < dd; i++) {
+      each(dd, [&](int i) {
         store(raw_s + i * EB, (gs[i] - fs[i] * along_s) * inverse_s);
         store(raw_t + i * EB, (gt[i] - ft[i] * along_t) * inverse_t);
-      }
+      });
     }
   }
 
@@ -487,8 +528,10 @@ template <class T, int D> struct EdgeKernel {
     T* rows[2] = {columns + EB * h, columns + 2 * EB * h};
     T* partial = columns + 3 * EB * h;  // (2, dd, h) then (2, dd, W) for the biases
     T* partial_bias = partial + 2 * dd * h;
+    const bool parameters = share.parameter_grad != nullptr;
     for (int i = 0; i < 2 * dd * (h + W); i++) partial[i] = T(0);
     auto flush = [&] {
+      if (!parameters) return;
       for (int i = 0; i < 2 * dd * h; i++) {
         share.parameter_grad[i] += partial[i];
         partial[i] = T(0);
@@ -508,10 +551,14 @@ template <class T, int D> struct EdgeKernel {
     std::int64_t ahead = share.first;  // target whose curve is being laid out
     auto enter = [&] {
       for (; v < share.last && pass.pointer[v + 1] == pass.pointer[v]; v++) {
-        const T* grad = pass.grad + v * pass.grad_stride;
-        T *own = pass.own_values_grad + v * pass.own_values_grad_stride;
-        T *hidden = pass.target_hidden_grad + v * pass.target_hidden_grad_stride;
-        for (int i = 0; i < width; i++) own[i] = grad[i];
+        T* own = pass.own_values_grad + v * pass.own_values_grad_stride;
+        T* hidden = pass.target_hidden_grad + v * pass.target_hidden_grad_stride;
+        if (pass.step_grad) {
+          start(pass, v, own);
+        } else {
+          const T* grad = pass.grad + v * pass.grad_stride;
+          for (int i = 0; i < width; i++) own[i] = grad[i];
+        }
         for (int i = 0; i < 2 * h; i++) hidden[i] = T(0);
       }
       for (int i = 0; i < dd; i++) diagonal[i] = T(0);
@@ -519,6 +566,7 @@ template <class T, int D> struct EdgeKernel {
     auto enter_ahead = [&] {
       while (ahead < share.last && pass.pointer[ahead + 1] == pass.pointer[ahead]) ahead++;
       if (ahead == share.last) return;
+      if (pass.step_grad) start(pass, ahead, pass.own_values_grad + ahead * pass.own_values_grad_stride);
       curve_of(pass, ahead, upper);
       T* hidden = pass.target_hidden_grad + ahead * pass.target_hidden_grad_stride;
       for (int i = 0; i < 2 * h; i++) hidden[i] = T(0);
@@ -535,7 +583,6 @@ template <class T, int D> struct EdgeKernel {
         hidden_of<true>(pass, block, e0, map, rows[map], columns);
         second_layer(pass, columns, map, block.raw[map]);
       }
-      for (int g = 0; g < EB; g += W) inner_products(pass, block, g, cross);
       for (int a = 0; a < block.count;) {
         const std::int64_t stop = pass.pointer[ahead + 1] - e0;
         const int b = stop < block.count ? static_cast<int>(stop) : block.count;
@@ -549,6 +596,7 @@ template <class T, int D> struct EdgeKernel {
       }
       for (int i = 0; i < dd; i++)
         for (int e = block.count; e < EB; e++) curve[i * EB + e] = T(0);
+      for (int g = 0; g < EB; g += W) inner_products(pass, block, g, cross);
       map_gradients(pass, block, cross, curve);
       for (int a = 0; a < block.count;) {
         const std::int64_t stop = pass.pointer[v + 1] - e0;
@@ -568,11 +616,13 @@ template <class T, int D> struct EdgeKernel {
       }
       for (int map = 0; map < 2; map++) {
         const T* a = block.raw[map];
-        for (int i = 0; i < dd; i++) {
-          T* bias = partial_bias + (map * dd + i) * W;
-          store(bias, load(bias) + (load(a + i * EB) + load(a + i * EB + W)));
+        if (parameters) {
+          for (int i = 0; i < dd; i++) {
+            T* bias = partial_bias + (map * dd + i) * W;
+            store(bias, load(bias) + (load(a + i * EB) + load(a + i * EB + W)));
+          }
+          weight_gradient(a, rows[map], dd, h, partial + map * dd * h);
         }
-        weight_gradient(a, rows[map], dd, h, partial + map * dd * h);
         hidden_gradient(pass, block, slot, e0, map, rows[map]);
       }
       if (++blocks == flush_every) {
@@ -584,9 +634,11 @@ template <class T, int D> struct EdgeKernel {
   }
 };
 
-template <class T> std::int64_t edge_scratch(int d, int hidden) {
+template <class T> std::int64_t edge_scratch(int d, int hidden, int channels) {
   constexpr int W = Lanes<T>::W, EB = 2 * W;
-  return 3 * EB * static_cast<std::int64_t>(hidden) + 2LL * d * d * (hidden + W);
+  const std::int64_t forward = EB * static_cast<std::int64_t>(hidden) + d * channels;
+  const std::int64_t backward = 3 * EB * static_cast<std::int64_t>(hidden) + 2LL * d * d * (hidden + W);
+  return forward > backward ? forward : backward;
 }
 
 }  // namespace
