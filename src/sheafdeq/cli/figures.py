@@ -1,0 +1,37 @@
+"""``sheafdeq figures``: every figure, from records alone."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+
+def configure(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "figures",
+        help="draw every figure from the records",
+        description="Draw every figure the records allow: SVG, PDF, PNG, and a JSON file with caption, command and records read.",
+    )
+    parser.add_argument("--results", default="results", metavar="DIR", help="with diagnostics/ and async/ (default results)")
+    parser.add_argument("--runs", metavar="DIR", nargs="*", default=[], help="more folders with run records, for training curves")
+    parser.add_argument("--out", default="docs/figures", metavar="DIR", help="default docs/figures")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(options: Any) -> int:
+    """Read, draw, write."""
+    from sheafdeq.report.figures import check_sources, draw_all, read_sources, write_drawings
+
+    sources = read_sources(options.results, options.runs)
+    check_sources(sources)
+    drawings = draw_all(sources)
+    written = write_drawings(drawings, options.out, "sheafdeq figures")
+    if options.json:
+        print(json.dumps({"figures": [drawing.name for drawing in drawings], "files": [str(path) for path in written]}))
+    else:
+        for drawing in drawings:
+            print(f"{drawing.name}: {drawing.caption}")
+        print(f"{len(drawings)} figures from {len(sources)} records in {options.out}")
+    return 0

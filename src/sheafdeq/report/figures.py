@@ -1,0 +1,512 @@
+"""Figures from records. Each is written as SVG, PDF and PNG beside a JSON file with its caption, the command that makes it and
+the records it read (with their SHA-256), so every curve has an origin.
+
+Records read: ``*.json`` below the results folder, told apart by their ``schema`` (``sheafdeq.diagnostics/1``,
+``sheafdeq.async/1``), and run records. Runs that became non-finite are in the records and are never part of a median.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from sheafdeq.errors import RecordError
+from sheafdeq.records import RECORD_FILE, RunRecord, canonical_json, read_record, read_sealed, write_bytes
+from sheafdeq.report.style import SEED_LOOKS, Look, look_of, style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["Drawing", "Source", "draw_all", "read_sources", "write_drawings"]
+
+DIAGNOSTICS, ASYNC = "sheafdeq.diagnostics/1", "sheafdeq.async/1"
+
+
+@dataclass(frozen=True)
+class Source:
+    """One record file."""
+
+    path: Path  # relative to the results folder
+    sha256: str
+    payload: dict[str, Any]
+    run: RunRecord | None = None
+
+    @property
+    def schema(self) -> str:
+        """Which kind of record this is."""
+        return "run" if self.run is not None else str(self.payload.get("schema"))
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """One figure, ready to be written."""
+
+    name: str
+    figure: Figure
+    caption: str
+    sources: tuple[Source, ...]
+
+
+def read_sources(results: str | Path, runs: Iterable[str | Path] = ()) -> list[Source]:
+    """All records below ``results`` and the run records below ``runs``, in a fixed order; an altered record raises."""
+    found: dict[Path, Source] = {}
+    for number, root in enumerate([Path(results), *map(Path, runs)]):
+        for path in sorted(root.rglob("*.json")):
+            relative = path.relative_to(root)
+            if any(part.startswith(".") for part in relative.parts):
+                continue
+            is_run = path.name == RECORD_FILE or path.name.endswith(".run.json")
+            if is_run:
+                source = Source(relative, _sha256(path), {}, read_record(path))
+            elif number == 0 and relative.parts[0] in ("diagnostics", "async"):
+                source = Source(relative, _sha256(path), read_sealed(path))
+            else:
+                continue
+            found.setdefault(path.resolve(), source)
+    return list(found.values())
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def draw_all(sources: Sequence[Source]) -> list[Drawing]:
+    """Every figure the records allow."""
+    drawings: list[Drawing] = []
+    with style():
+        for (_, title), group in _by_task(sources, DIAGNOSTICS).items():
+            drawings += [continued_short(group, title), continued_full(group, title), settling(group, title)]
+        for (_, title), group in _by_task(sources, ASYNC).items():
+            for study, draw in (("schedules", trajectories), ("tau-sweep", tau_sweep), ("faults", faults)):
+                chosen = [source for source in group if source.payload["study"] == study]
+                if chosen:
+                    drawings.append(draw(chosen, title))
+        drawings += training_variability(sources)
+    return drawings
+
+
+def write_drawings(drawings: Sequence[Drawing], out: str | Path, command: str) -> list[Path]:
+    """SVG, PDF, PNG and the JSON with caption, command and records; returns the paths."""
+    import matplotlib.pyplot as plt
+
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for drawing in drawings:
+        with style():
+            for suffix, metadata in (("svg", {"Date": None}), ("pdf", {"CreationDate": None}), ("png", {"Software": None})):
+                path = folder / f"{drawing.name}.{suffix}"
+                drawing.figure.savefig(path, metadata=metadata)
+                written.append(path)
+        plt.close(drawing.figure)
+        path = folder / f"{drawing.name}.json"
+        facts = {
+            "figure": drawing.name,
+            "caption": drawing.caption,
+            "command": command,
+            "records": [{"file": str(s.path), "sha256": s.sha256, "run": _run_of(s)} for s in drawing.sources],
+        }
+        write_bytes(path, canonical_json(facts) + b"\n")
+        written.append(path)
+    return written
+
+
+def _run_of(source: Source) -> str | None:
+    return source.run.id if source.run is not None else source.payload.get("run")
+
+
+# ---------------------------------------------------------------------- common pieces
+
+
+def _by_task(sources: Sequence[Source], schema: str) -> dict[tuple[str, str], list[Source]]:
+    """Records of one schema, grouped by task; inside a group in the order models are always shown in."""
+    groups: dict[tuple[str, str], list[Source]] = defaultdict(list)
+    for source in sources:
+        if source.schema == schema:
+            task = source.payload["task"]
+            groups[(task["name"], task["title"])].append(source)
+    for group in groups.values():
+        group.sort(key=lambda s: (_rank(s.payload["model"]["name"]), s.payload.get("label") or "", str(s.path)))
+    return dict(sorted(groups.items()))
+
+
+_ORDER = ("sheafdeq", "sheafdeq-no-norm", "sheaf-cascade", "strong-sheaf", "loop-transformer", "graph-attn-deq", "ignn", "eignn")
+
+
+def _rank(name: str) -> tuple[int, str]:
+    return (_ORDER.index(name) if name in _ORDER else len(_ORDER), name)
+
+
+def _labelled(group: Sequence[Source]) -> list[tuple[Source, str, Look]]:
+    """Each record with its legend text and look; several records of one model keep its colour and are told apart by line."""
+    counts: dict[str, int] = defaultdict(int)
+    names = [source.payload["model"]["name"] for source in group]
+    result = []
+    for source, name in zip(group, names, strict=True):
+        text = source.payload.get("label") or source.payload["model"]["title"]
+        if names.count(name) > 1 and not source.payload.get("label"):
+            text += f", seed {source.payload['seed']}"
+        result.append((source, text, look_of(name, counts[name])))
+        counts[name] += 1
+    return result
+
+
+def _file_stem(kind: str, title: str) -> str:
+    return kind + "-" + "-".join("".join(c if c.isalnum() else " " for c in title).split()).lower()
+
+
+def _plottable(values: Sequence[float | None], *, floor: float | None = None) -> list[float]:
+    """Nulls become gaps; on a logarithmic axis zeros are drawn at the floor."""
+    shown = [math.nan if value is None else value for value in values]
+    return shown if floor is None else [max(value, floor) if value == value else value for value in shown]
+
+
+def _floor(curves: Iterable[Sequence[float | None]]) -> float:
+    """The smallest positive value of several curves: where zeros are drawn."""
+    return min((value for curve in curves for value in curve if value), default=1e-12)
+
+
+def _letter(axes: Sequence[Axes]) -> None:
+    for letter, axis in zip("abcdefgh", axes, strict=False):
+        axis.set_title(f"({letter})", loc="left", fontweight="bold")
+
+
+def _legend_below(figure: Figure, axis: Axes, columns: int = 3) -> None:
+    handles, labels = axis.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, max(len(labels), 1)), frameon=False)
+
+
+def _counted(group: Sequence[Source]) -> str:
+    left_out = sum(len(source.payload["continued"]["trajectories"]) - source.payload["continued"]["counted"] for source in group)
+    return f" {left_out} non-finite starts are left out of the medians." if left_out else ""
+
+
+# ---------------------------------------------------------------------- continued iteration
+
+_PANELS = {
+    "update": "relative update",
+    "state_discrepancy": "state discrepancy",
+    "prediction_discrepancy": "prediction discrepancy",
+}
+
+
+def continued_short(group: Sequence[Source], title: str) -> Drawing:
+    """Two panels: relative update, and score under continued recurrence."""
+    return _continued(group, title, ("update", "score"), "continued")
+
+
+def continued_full(group: Sequence[Source], title: str) -> Drawing:
+    """Four panels: update, state and prediction discrepancy, score."""
+    return _continued(group, title, ("update", "state_discrepancy", "prediction_discrepancy", "score"), "continued-full")
+
+
+def _continued(group: Sequence[Source], title: str, panels: Sequence[str], kind: str) -> Drawing:
+    import matplotlib.pyplot as plt
+
+    rows = 1 if len(panels) == 2 else 2
+    figure, grid = plt.subplots(rows, 2, figsize=(7.2, 3.1 * rows), squeeze=False)
+    axes = list(grid.flat)
+    for axis, panel in zip(axes, panels, strict=True):
+        _continued_panel(axis, group, panel)
+    _letter(axes)
+    _legend_below(figure, axes[0])
+    last = max(source.payload["continued"]["iterations"] for source in group)
+    graph = group[0].payload["graph"]
+    caption = (
+        f"Continued iteration, {title} ({graph} graphs): medians over the starts with interquartile bands, reference: the "
+        "default start "
+        f"after {last} iterations (not assumed to be an equilibrium). Models whose state is not exposed are judged by the "
+        "updates of "
+        f"their outputs from their own start, without band. The dashed line marks the trained horizon.{_counted(group)}"
+    )
+    return Drawing(_file_stem(kind, title), figure, caption, tuple(group))
+
+
+def _continued_panel(axis: Axes, group: Sequence[Source], panel: str) -> None:
+    logarithmic = panel != "score"
+    curves = [source.payload["continued"]["bands"][panel] for source in group]
+    floor = _floor(curve["median"] for curve in curves) if logarithmic else None
+    for (source, label, look), curve in zip(_labelled(group), curves, strict=True):
+        middle = _plottable(curve["median"], floor=floor)
+        if not middle:
+            axis.plot([], [], label=label, **look.options())
+            continue
+        first = 1 if panel == "update" else 0  # the update from k to k + 1 is drawn at k + 1
+        k = range(first, first + len(middle))
+        axis.plot(k, middle, label=label, **look.options(points=len(middle)))
+        if source.payload["continued"]["counted"] > 1:
+            lower, upper = (_plottable(curve[name], floor=floor) for name in ("lower", "upper"))
+            axis.fill_between(k, lower, upper, color=look.colour, alpha=0.18, linewidth=0)
+    for horizon in sorted({source.payload["continued"]["horizon"] for source in group}):
+        axis.axvline(horizon, color="0.4", linestyle="--", linewidth=0.8)
+    axis.set_xlabel("iteration")
+    if logarithmic:
+        axis.set_yscale("log")
+        axis.set_ylabel(f"{_PANELS[panel]} (median)")
+    else:
+        axis.set_ylabel(_score_label(group))
+
+
+def _score_label(group: Sequence[Source]) -> str:
+    payload = group[0].payload
+    return f"{payload['graph'].split('[')[0]} {payload['task']['score']}"
+
+
+def settling(group: Sequence[Source], title: str) -> Drawing:
+    """How many nodes came to rest when, from the default start."""
+    import matplotlib.pyplot as plt
+
+    shown = _labelled(group)
+    figure, grid = plt.subplots(len(shown), 1, figsize=(7.2, 0.9 + 0.95 * len(shown)), squeeze=False, sharex=True)
+    never_at = 1.06 * max(source.payload["continued"]["iterations"] for source, _, _ in shown)
+    for axis, (source, label, look) in zip(grid.flat, shown, strict=True):
+        result = source.payload["continued"]["trajectories"][0]["settling"]
+        nodes = sum(result["counts"]) + result["unsettled"]
+        share = [100 * count / max(nodes, 1) for count in result["counts"]]
+        axis.bar(range(len(share)), share, width=1.0, color=look.colour, edgecolor=look.colour)
+        never = 100 * result["unsettled"] / max(nodes, 1)
+        axis.bar([never_at], [never], width=2.5, color="white", edgecolor=look.colour, hatch="////")
+        middle = "more than half never" if result["median"] is None else f"median {result['median']}"
+        axis.text(0.985, 0.9, f"{label}\n{middle}", transform=axis.transAxes, ha="right", va="top", fontsize=8)
+        axis.set_ylabel("nodes (%)")
+    grid.flat[-1].set_xlabel("settling time (iteration); hatched: still moving at the end")
+    tolerance = group[0].payload["continued"]["trajectories"][0]["settling"]["tolerance"]
+    caption = (
+        f"Settling times, {title}: the first iteration from which on a node's row changes by at most {tolerance:g} (relative), "
+        "from the "
+        "default start. Hatched bars at the right are nodes that were still moving in the last iteration."
+    )
+    return Drawing(_file_stem("settling", title), figure, caption, tuple(group))
+
+
+# ---------------------------------------------------------------------- bounded staleness
+
+
+def _conditions(group: Sequence[Source]) -> list[str]:
+    labels: list[str] = []
+    for source in group:
+        labels += [c["label"] for c in source.payload["conditions"] if c["label"] not in labels]
+    return labels
+
+
+def _condition(source: Source, label: str) -> dict[str, Any] | None:
+    return next((c for c in source.payload["conditions"] if c["label"] == label), None)
+
+
+def median_curve(samples: Sequence[dict[str, Any]]) -> tuple[list[float], list[float]]:
+    """Median over samples of their i-th recorded point; a run that became stationary keeps its last value."""
+    length = max(len(sample["work"]) for sample in samples)
+    work, value = [], []
+    for i in range(length):
+        reached = [sample for sample in samples if len(sample["work"]) > i]
+        work.append(median(sample["work"][i] for sample in reached))
+        value.append(median(sample["d_out"][min(i, len(sample["d_out"]) - 1)] for sample in samples))
+    return work, value
+
+
+def trajectories(group: Sequence[Source], title: str) -> Drawing:
+    """d_out against work: one panel for each condition, thin curves for schedules, thick for their median."""
+    import matplotlib.pyplot as plt
+
+    labels = _conditions(group)
+    columns = min(len(labels), 4)
+    rows = -(-len(labels) // columns)
+    figure, grid = plt.subplots(
+        rows, columns, figsize=(max(2.3 * columns, 4.0) + 0.6, 2.9 * rows), squeeze=False, sharex=True, sharey=True
+    )
+    floor = _floor(
+        sample["d_out"] for source in group for condition in source.payload["conditions"] for sample in condition["trajectories"]
+    )
+    for axis, label in zip(grid.flat, labels, strict=False):
+        for source, text, look in _labelled(group):
+            condition = _condition(source, label)
+            samples = [] if condition is None else [s for s in condition["trajectories"] if _counts(s)]
+            if not samples:
+                axis.plot([], [], label=text, **look.options())
+                continue
+            for sample in samples:
+                axis.plot(
+                    sample["work"], _plottable(sample["d_out"], floor=floor), color=look.colour, linewidth=0.5, alpha=0.35
+                )
+            work, value = median_curve(samples)
+            axis.plot(work, _plottable(value, floor=floor), label=text, **{**look.options(points=len(work)), "linewidth": 2.0})
+        axis.set_title(rf"$(s_\mathrm{{upd}}, \tau_\max)$ = {label}", fontsize=8)
+        axis.set_xscale("symlog", linthresh=1)
+        axis.set_yscale("log")
+        axis.set_xlabel("work (updates per node)")
+    for axis in list(grid.flat)[len(labels) :]:
+        axis.set_visible(False)
+    for axis in grid[:, 0]:
+        axis.set_ylabel(r"$d_\mathrm{out}$ from the reference")
+    _legend_below(figure, grid.flat[0])
+    caption = (
+        f"Asynchronous inference, {title} ({group[0].payload['graph']}): relative Frobenius discrepancy of the outputs from the "
+        "synchronous "
+        f"reference against mean updates per node. Thin: sampled schedules; thick: their median; points at observed work, "
+        f"not interpolated. {_reference_text(group)}{_left_out(group)}"
+    )
+    return Drawing(_file_stem("async", title), figure, caption, tuple(group))
+
+
+def _counts(sample: dict[str, Any]) -> bool:
+    return sample["status"] not in ("non-finite", "diverged") and all(value is not None for value in sample["d_out"])
+
+
+def _reference_text(group: Sequence[Source]) -> str:
+    parts = []
+    for source, text, _ in _labelled(group):
+        reference = source.payload["reference"]
+        residual = "-" if reference["residual"] is None else f"{reference['residual']:.1e}"
+        parts.append(f"{text}: {reference['steps']} iterations, {reference['status']}, residual {residual}")
+    return "References: " + "; ".join(parts) + "."
+
+
+def _left_out(group: Sequence[Source]) -> str:
+    count = sum(c["samples"] - c["counted"] for source in group for c in source.payload["conditions"])
+    return f" {count} runs that diverged or became non-finite are left out." if count else ""
+
+
+def tau_sweep(group: Sequence[Source], title: str) -> Drawing:
+    """d_out and score against the largest delay."""
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(7.2, 3.2))
+    delays = sorted({c["max_delay"] for source in group for c in source.payload["conditions"]})
+    ticks = [math.log2(1 + delay) for delay in delays]
+    floor = _floor([c["d_out"][key] for key in ("min", "median")] for s in group for c in s.payload["conditions"] if c["d_out"])
+    for source, text, look in _labelled(group):
+        for axis, key in ((left, "d_out"), (right, "score")):
+            conditions = [c for c in source.payload["conditions"] if c[key] is not None]
+            x = [math.log2(1 + c["max_delay"]) for c in conditions]
+            low, middle, high = (
+                _plottable([c[key][name] for c in conditions], floor=floor if key == "d_out" else None)
+                for name in ("min", "median", "max")
+            )
+            axis.plot(x, middle, label=text, **look.options(every=1))
+            axis.fill_between(x, low, high, color=look.colour, alpha=0.15, linewidth=0)
+    for axis in (left, right):
+        axis.set_xticks(ticks, [str(delay) for delay in delays])
+        axis.set_xlabel(r"largest delay $\tau_\max$ (slots)")
+    left.set_yscale("log")
+    left.set_ylabel(r"$d_\mathrm{out}$ from the reference")
+    right.set_ylabel(_score_label(group))
+    _letter([left, right])
+    _legend_below(figure, left)
+    work = max(source.payload["work"] for source in group)
+    caption = (
+        f"Sweep over the largest delay, {title} ({group[0].payload['graph']}), every node updating in every slot: median and "
+        "range over "
+        f"sampled schedules after {work:g} mean updates per node (finite-horizon models: their own number of loops). "
+        f"{_reference_text(group)}{_left_out(group)}"
+    )
+    return Drawing(_file_stem("tau-sweep", title), figure, caption, tuple(group))
+
+
+def faults(group: Sequence[Source], title: str) -> Drawing:
+    """d_out under loss, duplication, reordering and sleep."""
+    import matplotlib.pyplot as plt
+
+    labels = _conditions(group)
+    shown = _labelled(group)
+    figure, axis = plt.subplots(figsize=(7.2, 1.2 + 0.55 * len(labels)))
+    floor = _floor([c["d_out"]["min"]] for s in group for c in s.payload["conditions"] if c["d_out"])
+    for position, (source, text, look) in enumerate(shown):
+        offset = 0.7 * ((position + 0.5) / len(shown) - 0.5)
+        for row, label in enumerate(labels):
+            condition = _condition(source, label)
+            if condition is None or condition["d_out"] is None:
+                continue
+            low, middle, high = (max(condition["d_out"][name], floor) for name in ("min", "median", "max"))
+            y = row + offset
+            axis.plot([low, high], [y, y], color=look.colour, linewidth=1.2)
+            axis.plot([middle], [y], look.marker, color=look.colour, markersize=5, label=text if row == 0 else None)
+    axis.set_yticks(range(len(labels)), [_fault_text(group, label) for label in labels])
+    axis.invert_yaxis()
+    axis.set_xscale("log")
+    axis.set_xlabel(r"$d_\mathrm{out}$ from the reference (median and range)")
+    _legend_below(figure, axis)
+    caption = (
+        f"Unreliable communication, {title} ({group[0].payload['graph']}), update window and delay (5, 2): median and range of "
+        "d_out over "
+        "sampled schedules; in brackets the largest staleness that was observed, in slots. "
+        f"{_reference_text(group)}{_left_out(group)}"
+    )
+    return Drawing(_file_stem("faults", title), figure, caption, tuple(group))
+
+
+def _fault_text(group: Sequence[Source], label: str) -> str:
+    found = [c for source in group if (c := _condition(source, label)) is not None]
+    worst = max(c["staleness"]["max"] for c in found)
+    text = label.removeprefix("(5, 2)").removeprefix(", ")
+    if len(text) > 40:
+        text = text.replace(", ", ",\n", 1)
+    return f"{text or 'independent delays'} [{worst}]"
+
+
+# ---------------------------------------------------------------------- training variability
+
+
+def training_variability(sources: Sequence[Source]) -> list[Drawing]:
+    """Validation and test curves of every configuration that was trained from at least two seeds with test curves."""
+    groups: dict[tuple[str, str, bytes], list[Source]] = defaultdict(list)
+    for source in sources:
+        if source.run is not None and source.run.curves.get("test") and len(source.run.curves["test"]) > 1:
+            record = source.run
+            groups[(record.task.title, record.model.name, canonical_json(record.model.options))].append(source)
+    drawings, used = [], set()
+    for (title, name, _), group in sorted(groups.items()):
+        if len({source.run.seed for source in group if source.run is not None}) < 2:
+            continue
+        stem = _file_stem("training", f"{title} {name}")
+        while stem in used:
+            stem += "-b"
+        used.add(stem)
+        drawings.append(_training(group, title, stem))
+    return drawings
+
+
+def _training(group: Sequence[Source], title: str, stem: str) -> Drawing:
+    import matplotlib.pyplot as plt
+
+    records = sorted((source.run for source in group if source.run is not None), key=lambda record: record.seed)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(7.2, 3.0), sharex=True, sharey=True)
+    for i, record in enumerate(records):
+        look = SEED_LOOKS[i % len(SEED_LOOKS)]
+        validation = _plottable(record.curves["validation"])
+        epochs, test = zip(*record.curves["test"], strict=True)
+        text = f"seed {record.seed}"
+        left.plot(range(len(validation)), validation, label=text, **look.options(points=len(validation)), linewidth=1.0)
+        right.plot(epochs, _plottable(test), label=text, **look.options(points=len(epochs)), linewidth=1.0)
+        for axis in (left, right):
+            axis.axvline(record.best.epoch, color=look.colour, linestyle=(0, (4, 3)), linewidth=0.8)
+    score = records[0].task.score
+    left.set_ylabel(f"validation {score}")
+    right.set_ylabel(f"test {score}")
+    for axis in (left, right):
+        axis.set_xlabel("epoch")
+        axis.tick_params(labelleft=True)
+    _letter([left, right])
+    _legend_below(figure, left, columns=6)
+    options = ", ".join(f"{key} {value}" for key, value in sorted(records[0].model.options.items()))
+    caption = (
+        f"Training variability, {records[0].model.title} ({options}), {title}: (a) validation and (b) test scores while "
+        "training from "
+        f"{len(records)} seeds. Vertical dashed lines mark the epoch of the best validation score, which is the checkpoint that "
+        "is used."
+    )
+    return Drawing(stem, figure, caption, tuple(group))
+
+
+def check_sources(sources: Sequence[Source]) -> None:
+    """Nothing to draw is an error with a remedy, not an empty folder."""
+    if not sources:
+        raise RecordError("no records found: make some with `sheafdeq diagnose RUN --out results/diagnostics`")
+
+
