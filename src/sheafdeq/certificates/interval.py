@@ -7,8 +7,8 @@ Rounding. Sums, differences, products, quotients and square roots of float64 ten
 2^-53); every bound computed from them is widened by 4 * 2^-52 relative plus :data:`TINY` absolute (the latter covers underflow).
 exp, log and tanh of the tensor library are vectorised functions with a documented error of one unit in the last place (2^-52
 relative); they are widened by 16 * 2^-52, ``pow`` by 64 * 2^-52. A product of matrices with inner length k has error at most
-k 2^-53 / (1 - k 2^-53) times |A||B| in whatever order it is summed; it is widened by (k + 4) 2^-52 |A||B|. ``tests/certificates/test_interval.py``
-checks the elementary functions against 50-digit decimal arithmetic.
+k 2^-53 / (1 - k 2^-53) times |A||B| in whatever order it is summed; it is widened by (k + 4) 2^-52 |A||B|. A test checks the
+elementary functions against 50-digit decimal arithmetic.
 """
 
 from __future__ import annotations

@@ -11,21 +11,24 @@ the chain rule gives d x / d u by factors each of which is enclosed over the box
     d A = W_2 [s > 0] d s,   d F = (I - F F^T) / ||A||  d A,
     d x = (direct, through y) + (through F_s) w F_t^T dF_s y_u + (through F_t) ...
 
-Every quantity is bounded twice, by interval evaluation and by the mean value form (value at the centre plus derivative bound times
+Every quantity is bounded twice, by interval evaluation and by the mean value form (value at the centre plus slope bound times
 radius), and the bounds are intersected. Slopes are needed only through the weighted row sums sum_j |slope_ij| w_j, so a matrix
-product of intervals needs one matrix product (of midpoints) and matrix-vector products for the rest (:class:`Slope`). Then d log T / d u = [sech^2(x) / T] d x, and the scalar factor is maximised exactly:
+product of intervals needs one matrix product (of midpoints) and matrix-vector products for the rest (:class:`Slope`). Then
+d log T / d u = [sech^2(x) / T] d x, and the scalar factor is maximised exactly:
 sech^2(x)/(tanh(x) + b) has its one maximum 2 (b - sqrt(b^2 - 1)) at tanh(x) = -b + sqrt(b^2 - 1).
 
-As the box shrinks to a point the enclosure tends to the Jacobian itself. Where a ReLU or a norm guard changes branch inside the box, both
-one-sided derivatives are enclosed, which is what the mean value argument along a segment needs (the step is locally Lipschitz).
+As the box shrinks to a point the enclosure tends to the Jacobian itself. Where a ReLU changes branch inside the box, both
+one-sided derivatives are enclosed, which is what the mean value argument along a segment needs (``docs/theory.md``, Lemma 4).
+Where a generated map may be below the norm at which it counts as zero, the step may jump: the rate is then infinite.
 
-The numbers of the prepared context (drive, degrees, edge weights, edge part of the first layer) and the parameters are taken as exact.
+The numbers of the prepared context (drive, degrees, edge weights, edge part of the first layer) and the parameters are exact.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,9 +36,8 @@ from torch import Tensor
 from sheafdeq.certificates.blocks import BlockMatrix
 from sheafdeq.certificates.interval import EPSILON, Interval, matmul, scaled_up
 from sheafdeq.errors import InputError
-from sheafdeq.models.restriction import MAP_GUARD, ROW_GUARD
+from sheafdeq.models.restriction import ROW_GUARD
 from sheafdeq.models.sheaf_deq import SheafContext, SheafDEQ
-from sheafdeq.recurrence import Incidence
 
 __all__ = ["Enclosed", "SheafEnclosure", "Slope"]
 
@@ -145,7 +147,8 @@ class SheafEnclosure:
         first = model._first_layer()
         self.first_source, self.first_target = first.source.detach(), first.target.detach()
         self.first_bias = first.bias.detach()
-        self.second = [(g[2].weight.detach(), g[2].bias.detach()) for g in (model.source_maps, model.target_maps)]  # type: ignore[union-attr]
+        last: list[Any] = [model.source_maps[2], model.target_maps[2]]
+        self.second = [(layer.weight.detach(), layer.bias.detach()) for layer in last]
         self.stalk_mixing, self.channel_mixing = model.stalk_mixing.detach(), model.channel_mixing.detach()
         self.half = self.first_bias.shape[0] // 2
         self.edges_at_once = edges_at_once
@@ -183,12 +186,14 @@ class SheafEnclosure:
         received, received_middle = self._sum(n, c), self._sum(n, c)
         own, own_size, own_spread = self._sum(n, c, c), self._sum(n, c), self._sum(n, c)
         reach, spread = self._sum(n, c), self._sum(n, c)
+        jumps = torch.zeros(n, dtype=torch.bool)  # nodes with a map that may be zero or not within the box
         kept = self.drive.new_zeros(e, c, c) if keep_slopes else None
         for start in range(0, e, self.edges_at_once):
             part = slice(start, min(start + self.edges_at_once, e))
             source, target = self.incidence.source[part], self.incidence.target[part]
             at_middle = self._edges(middle, part)
             at_box, to_source, to_target = self._edges_with_slopes(box, at_middle, slopes, radius, part)
+            jumps[target[_jumps(at_box.raw[0]) | _jumps(at_box.raw[1])]] = True
             for nodes, edges, messages, diagonals in (
                 (middle, at_middle, received_middle, grams_middle),
                 (box, at_box, received, grams),
@@ -215,11 +220,13 @@ class SheafEnclosure:
         rounding = (self.deepest + 8) * EPSILON * (own_size.interval.upper + direct.size)
         diagonal_spread = scaled_up(own_spread.interval.upper + direct.spread + rounding, 4)
         diagonal_slope = Slope(diagonal, diagonal_spread, weights)
-        total_reach = scaled_up(diagonal_slope.reach + reach.interval.upper, 2)
+        total_reach = scaled_up(diagonal_slope.reach + reach.interval.upper, 2).masked_fill(jumps.unsqueeze(1), torch.inf)
         total_spread = scaled_up(diagonal_spread + spread.interval.upper, 2)
         drift = received.interval + matmul(self._diagonal(grams), box.values).view(n, c)
         drift_middle = received_middle.interval + matmul(self._diagonal(grams_middle), middle.values).view(n, c)
-        drift = drift.intersect(_mean_value(drift_middle, total_reach, radius))
+        if radius > 0:
+            by_slope = drift.intersect(_mean_value(drift_middle, total_reach.clamp(max=1e200), radius))
+            drift = _choose(jumps.unsqueeze(1), drift, by_slope)
         gain, image = self._output(drift)
         return Enclosed(
             weights,
@@ -306,7 +313,8 @@ class SheafEnclosure:
             unit = _unit(raw)
             projection = _projection(raw, unit)
             to_source, to_target = to_source.times(projection), to_target.times(projection)
-            unit = unit.intersect(_mean_value(middle.maps[i], to_source.reach + to_target.reach, radius))
+            by_slope = unit.intersect(_mean_value(middle.maps[i], to_source.reach + to_target.reach, radius))
+            unit = _choose(_jumps(raw).unsqueeze(1), unit, by_slope)  # a jump has no mean value form
             raws.append(raw)
             maps.append(unit)
             map_slopes.append((to_source, to_target))
@@ -430,6 +438,10 @@ def _mean_value(middle: Interval, reach: Tensor, radius: float) -> Interval:
     return Interval(middle.midpoint, scaled_up(middle.radius + reach * radius, 8))
 
 
+def _choose(condition: Tensor, yes: Interval, no: Interval) -> Interval:
+    return Interval(torch.where(condition, yes.midpoint, no.midpoint), torch.where(condition, yes.radius, no.radius))
+
+
 def _stacked(parts: list[Slope]) -> Slope:
     return Slope(torch.cat([p.midpoint for p in parts], 1), torch.cat([p.spread for p in parts], 1), parts[0].weights)
 
@@ -475,15 +487,28 @@ def _largest_other(values: Tensor) -> Tensor:
     return torch.where(first, top.values[..., 1:2], top.values[..., :1])
 
 
+MAP_GUARD = 1e-12
+"""Generated maps of norm below this count as zero: a jump, across which nothing contracts."""
+
+
 def _norm(raw: Interval) -> Interval:
-    """(k, 1) max(||A||_F, guard)."""
-    squares = raw.square().total(1)
-    norm = squares.sqrt()
-    return Interval.between(norm.lower.clamp(min=MAP_GUARD), norm.upper.clamp(min=MAP_GUARD)).view(-1, 1)
+    """(k, 1) ||A||_F."""
+    return raw.square().total(1).sqrt().view(-1, 1)
+
+
+def _jumps(raw: Interval) -> Tensor:
+    """(k,) whether the norm may be on either side of the guard within the box."""
+    norm = _norm(raw).view(-1)
+    return (norm.lower < MAP_GUARD * (1 + 1e-9)) & (norm.upper > MAP_GUARD * (1 - 1e-9))
+
+
+def _silent(raw: Interval) -> Tensor:
+    """(k, 1) whether the map is zero on the whole box."""
+    return _norm(raw).upper <= MAP_GUARD * (1 - 1e-9)
 
 
 def _unit(raw: Interval) -> Interval:
-    """F = A / max(||A||_F, guard): the exact range of every entry, given the ranges of all.
+    """F = A / ||A||_F, zero below the guard: the exact range of every entry, given the ranges of all.
 
     A_a / sqrt(A_a^2 + r) increases in A_a; it falls with r where A_a > 0 and grows where A_a < 0.
     """
@@ -494,18 +519,21 @@ def _unit(raw: Interval) -> Interval:
     low, high = raw.lower, raw.upper
 
     def quotient(value: Tensor, rest: Tensor) -> Tensor:
-        return value / (value.square() + rest).sqrt().clamp(min=MAP_GUARD)
+        return value / (value.square() + rest).sqrt().clamp(min=0.5 * MAP_GUARD)
 
     lower = torch.where(low >= 0, quotient(low, rest_high), quotient(low, rest_low))
     upper = torch.where(high >= 0, quotient(high, rest_low), quotient(high, rest_high))
     slack = 16 * EPSILON
     lower = (lower - slack * lower.abs()).clamp(min=-1.0, max=1.0)
     upper = (upper + slack * upper.abs()).clamp(min=-1.0, max=1.0)
+    jumps, silent = _jumps(raw).unsqueeze(1), _silent(raw)
+    lower = torch.where(jumps, lower.clamp(max=0), lower).masked_fill(silent, 0.0)
+    upper = torch.where(jumps, upper.clamp(min=0), upper).masked_fill(silent, 0.0)
     return Interval.between(lower, upper)
 
 
 def _projection(raw: Interval, unit: Interval) -> Interval:
-    """(k, m, m) the derivative (I - F F^T) / ||A||_F of the normalisation; with the guarded branch I / guard where it is reached."""
+    """(k, m, m) the derivative (I - F F^T) / ||A||_F of the normalisation, zero where the map is."""
     size = raw.shape[1]
     eye = Interval.point(torch.eye(size, dtype=raw.midpoint.dtype).expand(len(raw.midpoint), size, size))
     outer = unit.map(lambda t: t.unsqueeze(2)) * unit.map(lambda t: t.unsqueeze(1))
@@ -515,11 +543,7 @@ def _projection(raw: Interval, unit: Interval) -> Interval:
         torch.where(diagonal, torch.diag_embed(squares.midpoint), outer.midpoint),
         torch.where(diagonal, torch.diag_embed(squares.radius), outer.radius),
     )
-    norm = _norm(raw).view(-1, 1, 1)
-    smooth = (eye - outer).divide_by_positive(norm)
-    guarded = norm.lower <= MAP_GUARD * (1 + 1e-6)
-    if not bool(guarded.any()):
-        return smooth
-    branch = eye.divide_by_positive(Interval.point(torch.full_like(norm.midpoint, MAP_GUARD)))
-    both = smooth.hull(branch)
-    return Interval(torch.where(guarded, both.midpoint, smooth.midpoint), torch.where(guarded, both.radius, smooth.radius))
+    norm = _norm(raw)
+    guarded = Interval.between(norm.lower.clamp(min=0.5 * MAP_GUARD), norm.upper.clamp(min=MAP_GUARD)).view(-1, 1, 1)
+    silent = _silent(raw).unsqueeze(2)
+    return (eye - outer).divide_by_positive(guarded).map(lambda t: t.masked_fill(silent, 0.0))

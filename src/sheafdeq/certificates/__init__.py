@@ -1,0 +1,23 @@
+"""Certificates: what is proved, refuted or left open about one model on one graph (``docs/certificates.md``)."""
+
+from __future__ import annotations
+
+from sheafdeq.certificates.certificate import Assumption, Certificate, Domain, Level, Metric, Verdict, Witness
+from sheafdeq.certificates.rules import EFFORTS, Effort, Problem, certify, rule, rule_for, use_rule
+
+__all__ = [
+    "EFFORTS",
+    "Assumption",
+    "Certificate",
+    "Domain",
+    "Effort",
+    "Level",
+    "Metric",
+    "Problem",
+    "Verdict",
+    "Witness",
+    "certify",
+    "rule",
+    "rule_for",
+    "use_rule",
+]

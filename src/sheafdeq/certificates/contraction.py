@@ -1,0 +1,323 @@
+"""The rules: hypotheses of numbered statements in ``docs/theory.md``, checked on the actual weights, with margins."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sheafdeq.certificates.ball import Ball, largest_ball
+from sheafdeq.certificates.blocks import BlockMatrix
+from sheafdeq.certificates.box import global_box
+from sheafdeq.certificates.certificate import Assumption, Certificate, Domain, Level, Metric, Verdict
+from sheafdeq.certificates.collatz_wielandt import damped_weights, quotients, spectral_norm_bound
+from sheafdeq.certificates.examine import examine, local_rates, reach_equilibrium, seek_witness
+from sheafdeq.certificates.interval import EPSILON, scaled_up
+from sheafdeq.certificates.rules import Problem, rule
+from sheafdeq.certificates.sheaf_enclosure import SheafEnclosure
+from sheafdeq.models.appnp import APPNP
+from sheafdeq.models.eignn import EIGNN
+from sheafdeq.models.energy_gnn import EnergyGNN
+from sheafdeq.models.ignn import IGNN
+from sheafdeq.models.sheaf_cascade import SheafCascade
+from sheafdeq.models.sheaf_deq import SheafDEQ
+from sheafdeq.models.strong_sheaf import StrongSheafDEQ
+from sheafdeq.theory.coefficients import mu_positive
+
+__all__ = ["appnp", "eignn", "energy_gnn", "ignn", "sheaf_cascade", "sheaf_deq", "strong_sheaf"]
+
+WEIGHT_AIM = 0.5
+"""Share of the way from the Perron root to one at which the rounder weights of the ball aim."""
+
+
+# ---------------------------------------------------------------------- SheafDEQ: one model on one graph
+
+
+@rule(SheafDEQ)
+@torch.no_grad()
+def sheaf_deq(problem: Problem) -> Certificate:
+    """Global box (Theorem 29), else ball (Theorem 28) around the reached state, and the search for a second equilibrium (30)."""
+    model = problem.model
+    assert isinstance(model, SheafDEQ)
+    if problem.graph.num_nodes == 0:
+        return examine(problem)
+    enclosure = SheafEnclosure(model, problem.context)
+    box = global_box(enclosure, rounds=problem.effort.box_rounds)
+    observations: dict[str, Any] = {"bound over the invariant box": box.first_rate, "boxes examined": box.rounds + 1}
+    if box.rate < 1.0:
+        lower, upper = box.bounds()
+        return _certified(
+            problem,
+            Level.GLOBAL,
+            box.rate,
+            Metric("thompson", box.weights / box.weights.min()),
+            Domain("box", lower, upper, enters_after=box.rounds + 1),
+            "Theorem 29, on a box that every start enters",
+            (Assumption("rate over the box below 1", box.rate, 1.0),),
+            observations,
+        )
+    observations["bound over the last box"] = box.rate
+    reached = reach_equilibrium(problem)
+    observations |= {"residual": reached.residual, "steps": reached.steps}
+    ball: Ball | None = None
+    level = Level.NONE
+    local = local_rates(problem, reached.state)
+    assert local is not None
+    observations["at the reached state"] = local.facts()
+    if local.bounds.upper < 1.0 and reached.converged:
+        level = Level.LOCAL
+        magnitude = local.matrix.magnitude()
+        aim = local.bounds.upper + WEIGHT_AIM * (1.0 - local.bounds.upper)
+        for weights in (damped_weights(magnitude, aim), local.bounds.weights):
+            found, _ = largest_ball(enclosure, reached.state, weights, evaluations=problem.effort.ball_evaluations)
+            if found is not None and (ball is None or found.radius > ball.radius):
+                ball = found
+            if ball is not None and problem.effort.name != "thorough":
+                break
+    if ball is not None:
+        observations["ball"] = {
+            "radius": ball.radius,
+            "rate on it": ball.rate,
+            "rate at its centre": ball.local_rate,
+            "equilibrium within": ball.distance_to_equilibrium,
+            "smaller balls (radius, rate)": [list(pair) for pair in ball.rates[:-1]],
+        }
+    witness, facts = seek_witness(problem, reached, enclosure)
+    observations |= facts
+    if witness is not None:
+        return Certificate(
+            Verdict.REFUTED,
+            Level.NONE,
+            problem.title,
+            problem.place,
+            grounds="Proposition 30(c)" if witness.proved else "Proposition 30(b)",
+            observations=observations,
+            witness=witness,
+        )
+    if ball is None:
+        return Certificate(Verdict.NOT_CERTIFIED, level, problem.title, problem.place, observations=observations)
+    lower, upper = ball.bounds()
+    return _certified(
+        problem,
+        Level.BALL,
+        ball.rate,
+        Metric("thompson", ball.weights),
+        Domain("box", lower, upper),
+        "Theorem 28",
+        (
+            Assumption("rate over the ball below 1", ball.rate, 1.0),
+            Assumption("residual of the centre at most (1 - rate) radius", ball.residual, (1.0 - ball.rate) * ball.radius),
+        ),
+        observations,
+        radius=ball.radius,
+    )
+
+
+# ---------------------------------------------------------------------- models with a norm constraint
+
+
+def adjacency_gain(own: Tensor | None, edge: Tensor, problem: Problem) -> tuple[float, Tensor]:
+    """Upper bound of max_v (A w)_v / w_v with w = sqrt(deg), and w (n, 1): Lemma 31, on the rounded numbers actually used."""
+    incidence = problem.context.incidence
+    n = incidence.num_targets
+    diagonal = edge.new_zeros(n) if own is None else own
+    matrix = BlockMatrix(incidence, diagonal.view(n, 1, 1), edge.view(-1, 1, 1))
+    counts = (incidence.pointer[1:] - incidence.pointer[:-1]).to(edge.dtype)
+    weights = ((counts + 1) if own is not None else counts.clamp(min=1)).sqrt().view(n, 1)
+    gain = float(quotients(matrix, weights).max()) if n else 0.0
+    return gain, weights
+
+
+@rule(IGNN)
+@torch.no_grad()
+def ignn(problem: Problem) -> Certificate:
+    """Proposition 32: rate = (largest column sum of |W|) times the gain of the adjacency."""
+    model = problem.model
+    assert isinstance(model, IGNN)
+    gain, weights = adjacency_gain(problem.context.own_weight, problem.context.edge_weight, problem)
+    columns = scaled_up(model.recurrent.abs().sum(0), len(model.recurrent))
+    rate = _up(float(columns.max()) * gain)
+    return _by_theorem(
+        problem,
+        rate,
+        Metric("sup", weights),
+        Domain("all"),
+        "Proposition 32",
+        (Assumption("largest column sum of |W| times adjacency gain", rate, 1.0),),
+    )
+
+
+@rule(APPNP)
+@torch.no_grad()
+def appnp(problem: Problem) -> Certificate:
+    """Propositions 33 and 34: rate 1 - alpha, with or without the shifted tanh; better when the drive is not negative."""
+    model = problem.model
+    assert isinstance(model, APPNP)
+    if model.shift is not None and bool((problem.context.drive >= 0).all()):
+        coefficient = mu_positive(model.shift).upper
+        if coefficient < 1.0 - model.alpha:
+            return _by_theorem(
+                problem,
+                coefficient,
+                Metric("thompson"),
+                Domain("positive"),
+                "Proposition 34(b)",
+                (Assumption("coefficient of the positive tanh", coefficient, 1.0),),
+            )
+    gain, weights = adjacency_gain(problem.context.own_weight, problem.context.edge_weight, problem)
+    rate = _up((1.0 - model.alpha) * gain)
+    return _by_theorem(
+        problem,
+        rate,
+        Metric("sup", weights),
+        Domain("all"),
+        "Proposition 33" if model.shift is None else "Proposition 34(a)",
+        (Assumption("(1 - alpha) times adjacency gain", rate, 1.0),),
+    )
+
+
+@rule(EIGNN)
+@torch.no_grad()
+def eignn(problem: Problem) -> Certificate:
+    """Proposition 35: rate = ||M||_2 times the gain of the adjacency, node rows in the Euclidean norm."""
+    model = problem.model
+    assert isinstance(model, EIGNN)
+    own = problem.context.own_weight if model.self_loops else None
+    gain, weights = adjacency_gain(own, problem.context.edge_weight, problem)
+    norm = float(spectral_norm_bound(problem.context.mixing.unsqueeze(0))[0])
+    rate = _up(norm * gain)
+    return _by_theorem(
+        problem,
+        rate,
+        Metric("block", weights),
+        Domain("all"),
+        "Proposition 35",
+        (Assumption("||M||_2 times adjacency gain", rate, 1.0),),
+    )
+
+
+@rule(EnergyGNN)
+@torch.no_grad()
+def energy_gnn(problem: Problem) -> Certificate:
+    """Proposition 36: the gradient step contracts the Euclidean distance with 1 - eta beta, 1/eta bounding the Hessian."""
+    model = problem.model
+    assert isinstance(model, EnergyGNN)
+    if model.activation != "softplus":
+        certificate = examine(problem)
+        certificate.observations["note"] = (
+            "the minimiser is unique (Proposition 36a), but a gradient with jumps has no contracting step"
+        )
+        return certificate
+    smallest = float(problem.context.step_size.min()) if problem.graph.num_nodes else 1.0
+    # eta is one over a bound of the Hessian, rounded: eta * Lambda may exceed one by a few units in the last place, which changes
+    # |1 - eta Lambda| by as little and leaves 1 - eta beta the larger of the two.
+    rate = _up(1.0 - smallest * model.beta)
+    return _by_theorem(
+        problem,
+        rate,
+        Metric("euclidean"),
+        Domain("all"),
+        "Proposition 36",
+        (
+            Assumption("strong convexity: -beta below 0", -model.beta, 0.0),
+            Assumption("1 - eta beta below 1", rate, 1.0),
+        ),
+    )
+
+
+# ---------------------------------------------------------------------- models guaranteed for every weight
+
+
+@rule(StrongSheafDEQ)
+@torch.no_grad()
+def strong_sheaf(problem: Problem) -> Certificate:
+    """Theorem 22: rate (1 + k) m(beta), k the Lipschitz bound of the logits in use (Lemma 20), not above the model's budget."""
+    model = problem.model
+    assert isinstance(model, StrongSheafDEQ)
+    second = problem.context.budgeted
+    spread = second.new_zeros(second.shape[1])
+    for layer in (model.logit_source, model.logit_target):
+        rows = layer.weight.view(-1, model.stalk_dim, model.channels)
+        spread = spread + 0.5 * (rows.amax(-1) - rows.amin(-1)).sum(-1)
+    lipschitz = float((second.abs() @ spread).max()) * (1 + 8 * (second.shape[1] + model.width) * EPSILON)
+    coefficient = model.gate.coefficient(model.shift).upper
+    rate = _up((1.0 + lipschitz) * coefficient)
+    return _by_theorem(
+        problem,
+        rate,
+        Metric("thompson"),
+        Domain("positive"),
+        "Theorem 22",
+        (
+            Assumption("coefficient m(beta) of the gate", coefficient, 1.0),
+            Assumption("Lipschitz bound of the logits within the budget", lipschitz, model.budget),
+            Assumption("smallest drive at least 0", -float(problem.context.drive.min()) if problem.graph.num_nodes else 0.0, 0.0),
+            Assumption("(1 + k) m(beta) below 1", rate, 1.0),
+        ),
+    )
+
+
+@rule(SheafCascade)
+@torch.no_grad()
+def sheaf_cascade(problem: Problem) -> Certificate:
+    """Theorem 23: every level contracts with m(beta) given the levels below; jointly, with every rate above it."""
+    model = problem.model
+    assert isinstance(model, SheafCascade)
+    coefficient = model.gate.coefficient(model.shift).upper
+    return _by_theorem(
+        problem,
+        coefficient,
+        Metric("cascade", levels=model.levels),
+        Domain("positive"),
+        "Theorem 23 with Corollary 19",
+        (Assumption("coefficient m(beta) of the gate", coefficient, 1.0),),
+    )
+
+
+# ---------------------------------------------------------------------- pieces
+
+
+def _up(value: float) -> float:
+    return math.nextafter(value * (1 + 8 * EPSILON), math.inf)
+
+
+def _by_theorem(
+    problem: Problem,
+    rate: float,
+    metric: Metric,
+    domain: Domain,
+    grounds: str,
+    assumptions: tuple[Assumption, ...],
+) -> Certificate:
+    """CERTIFIED when the rate is below one; else the model is examined like one without a rule, the failed assumption shown."""
+    if rate < 1.0 and all(a.holds for a in assumptions):
+        return _certified(problem, Level.GLOBAL, rate, metric, domain, grounds, assumptions, {})
+    examined = examine(problem)
+    return Certificate(
+        examined.verdict,
+        examined.level,
+        problem.title,
+        problem.place,
+        grounds=f"{grounds} does not apply" if examined.witness is None else examined.grounds,
+        assumptions=assumptions,
+        observations=examined.observations,
+        witness=examined.witness,
+    )
+
+
+def _certified(
+    problem: Problem,
+    level: Level,
+    rate: float,
+    metric: Metric,
+    domain: Domain,
+    grounds: str,
+    assumptions: tuple[Assumption, ...],
+    observations: dict[str, Any],
+    radius: float | None = None,
+) -> Certificate:
+    return Certificate(
+        Verdict.CERTIFIED, level, problem.title, problem.place, rate, metric, domain, radius, grounds, assumptions, observations
+    )
