@@ -154,8 +154,7 @@ def _rewire_released(edges: np.ndarray, size: int, communities: int, level: int,
     del pairs
     removed = order[state.permutation(total)[:count]]
     keys = edges[:, 0] * n + edges[:, 1]
-    kept = np.ones(total, dtype=bool)
-    kept[np.searchsorted(keys, removed[:, 0] * n + removed[:, 1])] = False
+    kept = ~_contains(np.sort(removed[:, 0] * n + removed[:, 1]), keys)
     remaining = keys[kept]  # all inside communities, so no new edge can coincide with one of them
     added = _ReleasedStream(state, size, communities).cross_pairs(count)
     keys = np.sort(np.concatenate([remaining, added]))
