@@ -61,6 +61,7 @@ def test_threshold_is_the_root_of_s_tanh_s():
         assert coefficient(above).upper < 1 < coefficient(below).lower
 
 
+@settings(max_examples=20)
 @given(beta=shifts)
 def test_enclosures_are_a_few_floats_wide(beta):
     for coefficient in COEFFICIENTS:
@@ -123,6 +124,7 @@ def test_inverse_round_trip(rate):
     assert shift_for_mu(rate).lower <= shift_for_m(rate).upper
 
 
+@settings(max_examples=20)
 @given(one=shifts, two=shifts)
 def test_monotone_and_ordered(one, two):
     low, high = sorted((one, two))
