@@ -1,0 +1,79 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+import sheafdeq
+from sheafdeq.cli import build_parser, main
+
+
+def all_parsers(parser, path=()):
+    yield path, parser
+    for action in parser._actions:
+        for name, child in (getattr(action, "choices", None) or {}).items() if hasattr(action, "choices") and isinstance(action.choices, dict) else ():  # noqa: E501
+            yield from all_parsers(child, (*path, name))
+
+
+def test_help_at_every_level(capsys):
+    paths = [path for path, _ in all_parsers(build_parser())]
+    assert ("demo",) in paths
+    assert ("doctor",) in paths
+    for path in paths:
+        with pytest.raises(SystemExit) as stop:
+            main([*path, "--help"])
+        assert stop.value.code == 0
+        assert "usage: sheafdeq" in capsys.readouterr().out
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out.strip() == f"sheafdeq {sheafdeq.__version__}"
+
+
+def test_wrong_usage_exits_with_two(capsys):
+    assert main([]) == 2
+    for arguments in (["no-such-command"], ["demo", "--level", "x"]):
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        assert stop.value.code == 2
+    assert main(["demo", "--level", "11"]) == 2
+    assert "level" in capsys.readouterr().err
+
+
+def test_doctor(capsys):
+    assert main(["doctor", "--json"]) == 0
+    findings = json.loads(capsys.readouterr().out)
+    assert findings["sheafdeq"] == sheafdeq.__version__
+    assert findings["versions"]["torch"]
+    assert findings["threads"]["torch"] >= 1
+    assert isinstance(findings["kernel"]["available"], bool)
+    assert main(["doctor"]) == 0
+    assert "kernel" in capsys.readouterr().out
+
+
+def test_small_demo_reports_both_horizons_and_a_missed_goal(capsys):
+    code = main(["demo", "--nodes", "60", "--epochs", "2", "--threads", "1", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert code == 1
+    assert report["goal_reached"] is False
+    assert [row["iterations"] for row in report["horizons"]] == [20, 100]
+    for row in report["horizons"]:
+        assert 0 <= row["test_accuracy"] <= 100
+        assert (row["status"] == "converged") == (row["residual"] <= row["tolerance"])
+
+
+def test_easy_goal_is_reached(capsys):
+    assert main(["demo", "--nodes", "60", "--epochs", "3", "--goal", "1", "--threads", "1"]) == 0
+    assert "reached" in capsys.readouterr().out
+
+
+def test_a_users_mistake_prints_no_traceback():
+    done = subprocess.run(
+        [sys.executable, "-m", "sheafdeq", "train", "--task", "no-such-task", "--model", "sheafdeq"], capture_output=True, text=True
+    )
+    assert done.returncode in (1, 2)
+    assert "Traceback" not in done.stderr
+    assert "no-such-task" in done.stderr
