@@ -19,7 +19,7 @@ ALLOWED = {
     "equilibrium": {"data", "recurrence", "solvers", "adjoints", "errors"},
     "kernels": {"data", "recurrence", "errors"},
     "models": {"data", "recurrence", "solvers", "adjoints", "equilibrium", "kernels", "distances", "theory", "errors"},
-    "theory": {"data", "recurrence", "solvers", "models", "distances", "errors"},  # models.operator: the sheaf operator the statements are about
+    "theory": {"data", "recurrence", "solvers", "models", "distances", "errors"},  # of models only the operator
     "testing": {"data", "recurrence", "solvers", "adjoints", "equilibrium", "models", "distances", "errors"},
     "registry": {"equilibrium", "models", "data", "errors"},
     "diagnostics": {"data", "recurrence", "solvers", "equilibrium", "distances", "errors"},

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -139,7 +140,7 @@ def test_wsd_rises_stays_and_falls_to_its_floor():
     assert rates[:4] == pytest.approx([0.2, 0.4, 0.6, 0.8])
     assert rates[4:11] == pytest.approx([1.0] * 7)
     assert rates[20] == pytest.approx(0.1)
-    assert all(a > b for a, b in zip(rates[10:], rates[11:], strict=False))
+    assert all(a > b for a, b in pairwise(rates[10:]))
 
 
 def test_plateau_halves_after_its_patience_and_resumes():
@@ -160,7 +161,9 @@ def test_plateau_halves_after_its_patience_and_resumes():
 # ---------------------------------------------------------------------- penalties
 
 
-@pytest.mark.parametrize("weights", [{"residual_weight": 1.0}, {"residual_max_weight": 1.0}, {"rate_weight": 1.0, "rate_target": 0.1}])
+@pytest.mark.parametrize(
+    "weights", [{"residual_weight": 1.0}, {"residual_max_weight": 1.0}, {"rate_weight": 1.0, "rate_target": 0.1}]
+)
 def test_penalties_have_the_documented_value_and_a_gradient(small, weights):
     config = small(dtype="float64", penalties=weights)
     trainer = Trainer(config, task_of(config))

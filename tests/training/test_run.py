@@ -14,8 +14,6 @@ from sheafdeq.training.run import Busy, Suspended, identify, task_of, train
 from sheafdeq.training.store import RunStore
 from sheafdeq.training.version import CODE_VERSION_VARIABLE, source_closure
 
-SLOW_MODELS = {"eignn", "energy-gnn", "energygnn"}
-
 
 def test_a_stored_run_is_complete_reused_and_rebuilds_its_model(small, tmp_path):
     first = train(small(), out=tmp_path)
@@ -59,7 +57,8 @@ def test_whatever_changes_a_run_changes_its_id(small, monkeypatch):
 
 def test_code_closure_holds_what_matters_and_nothing_else():
     modules = source_closure(frozenset({"sheafdeq.models.sheaf_deq", "sheafdeq.data.community"}))
-    assert {"sheafdeq.models.sheaf_deq", "sheafdeq.data.community", "sheafdeq.solvers.iterate", "sheafdeq.training.loop"} <= set(modules)
+    needed = {"sheafdeq.models.sheaf_deq", "sheafdeq.data.community", "sheafdeq.solvers.iterate", "sheafdeq.training.loop"}
+    assert needed <= set(modules)
     assert not any(name.startswith(("sheafdeq.cli", "sheafdeq.report", "sheafdeq.registry")) for name in modules)
     assert "sheafdeq.data.chains" not in modules
 

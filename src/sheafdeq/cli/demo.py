@@ -15,7 +15,7 @@ def configure(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "demo",
-        help="train SheafDEQ until 95 % validation accuracy, then continue its recurrence",
+        help="train SheafDEQ until 95 %% validation accuracy, then continue its recurrence",
         description="Train SheafDEQ on the community task (level 10) until validation accuracy passes a goal, then continue the "
         "recurrence past its trained horizon and print residual, status and test accuracy.",
     )
