@@ -33,7 +33,7 @@ def examine() -> dict[str, Any]:
     from sheafdeq.data.files import data_root
     from sheafdeq.kernels.native_module import native_description
 
-    versions = {}
+    versions: dict[str, str | None] = {}
     for name in ("torch", "torch_geometric", "numpy", "scipy", "safetensors", "pydantic", "rich", "matplotlib", "ray", "torchdeq"):
         try:
             versions[name] = importlib.metadata.version(name)

@@ -11,15 +11,13 @@ width 2c for every edge, and the same numbers.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from sheafdeq.errors import InputError
 from sheafdeq.kernels.edge_step import unit_or_zero
 
-__all__ = ["ROW_GUARD", "FirstLayer", "frobenius_normalise", "map_generator", "normalise_rows", "restriction_maps"]
+__all__ = ["ROW_GUARD", "FirstLayer", "frobenius_normalise", "linear_layers", "map_generator", "normalise_rows", "restriction_maps"]
 
 ROW_GUARD = 1e-12
 """Rows of norm below this are divided by it instead: a zero row stays zero. Positive states never meet it."""
@@ -48,6 +46,14 @@ def map_generator(channels: int, edge_dim: int, stalk_dim: int, hidden: int | No
     )
 
 
+def linear_layers(generator: nn.Sequential) -> tuple[nn.Linear, nn.Linear]:
+    """The two linear layers of a map generator."""
+    first, _, second = generator
+    assert isinstance(first, nn.Linear)
+    assert isinstance(second, nn.Linear)
+    return first, second
+
+
 class FirstLayer:
     """The first generator layer of both generators side by side, split by what it multiplies.
 
@@ -55,7 +61,7 @@ class FirstLayer:
     """
 
     def __init__(self, source_maps: nn.Sequential, target_maps: nn.Sequential, channels: int) -> None:
-        first: list[Any] = [source_maps[0], target_maps[0]]
+        first = [linear_layers(generator)[0] for generator in (source_maps, target_maps)]
         weight = torch.cat([layer.weight for layer in first])
         self.source = weight[:, :channels]
         self.target = weight[:, channels : 2 * channels]
@@ -82,7 +88,7 @@ def restriction_maps(
     hidden = hidden.relu()
     half = hidden.shape[1] // 2
     maps = [
-        frobenius_normalise(generator[2](part).view(-1, stalk_dim, stalk_dim))
+        frobenius_normalise(linear_layers(generator)[1](part).view(-1, stalk_dim, stalk_dim))
         for generator, part in ((source_maps, hidden[:, :half]), (target_maps, hidden[:, half:]))
     ]
     return maps[0], maps[1]

@@ -14,7 +14,14 @@ from sheafdeq.errors import InputError
 from sheafdeq.kernels.edge_step import sheaf_propagate, sheaf_step
 from sheafdeq.kernels.layout import EdgeLayout
 from sheafdeq.models.operator import SheafOperator
-from sheafdeq.models.restriction import FirstLayer, checked_norm_order, map_generator, normalise_rows, restriction_maps
+from sheafdeq.models.restriction import (
+    FirstLayer,
+    checked_norm_order,
+    linear_layers,
+    map_generator,
+    normalise_rows,
+    restriction_maps,
+)
 from sheafdeq.recurrence import Incidence, edge_field, node_field
 from sheafdeq.solvers import Solver
 
@@ -143,8 +150,8 @@ class SheafDEQ(EquilibriumModel):
 
     def step(self, state: Tensor, context: SheafContext) -> Tensor:
         """T(H) = tanh(P_{F(H)} (I (x) W_1) H W_2) + beta + B."""
-        first_source, _, second_source = self.source_maps
-        first_target, _, second_target = self.target_maps
+        first_source, second_source = linear_layers(self.source_maps)
+        first_target, second_target = linear_layers(self.target_maps)
         return sheaf_step(
             state,
             context.drive,
@@ -174,16 +181,17 @@ class SheafDEQ(EquilibriumModel):
     def gathered_step(self, own: Tensor, table: Tensor, index: Tensor, context: SheafContext) -> Tensor:
         """The same update with edge k reading ``table[index[k]]``: the table is projected before it is gathered."""
         first = self._first_layer()
+        (_, second_source), (_, second_target) = linear_layers(self.source_maps), linear_layers(self.target_maps)
         propagated = sheaf_propagate(
             self._normalised(table) @ first.source.T,
             self._normalised(own) @ first.target.T + first.bias,
             context.edge_hidden,
             self._values(table).reshape(table.shape),
             self._values(own).reshape(own.shape),
-            self.source_maps[2].weight,
-            self.source_maps[2].bias,
-            self.target_maps[2].weight,
-            self.target_maps[2].bias,
+            second_source.weight,
+            second_source.bias,
+            second_target.weight,
+            second_target.bias,
             EdgeLayout.of(context.incidence.reading(index, len(table))),
             self.stalk_dim,
             self.channels,
