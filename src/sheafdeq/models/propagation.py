@@ -163,6 +163,8 @@ class _Correlate(torch.autograd.Function):
     def forward(left: Tensor, right: Tensor, pattern: Pattern) -> Tensor:
         if len(pattern.column) == 0:
             return left.new_zeros(0)
+        if len(pattern.column) > pattern.num_rows * pattern.num_columns:  # parallel entries beyond what a CSR tensor may hold
+            return (left.index_select(0, pattern.row) * right.index_select(0, pattern.column)).sum(1)
         product = torch.sparse.sampled_addmm(pattern.zeros(left.dtype), left.contiguous(), right.contiguous().T)
         return product.values()
 
