@@ -2,8 +2,9 @@
 
     OMP_NUM_THREADS=1 python benchmarks/generator_scaling.py --json results/generator_scaling.json
 
-Prints seconds of the clock and of the processor, seconds for a million edges, peak memory so far, and the exponent of a straight line through
-(log edges, log seconds): 1 is linear. Nothing is asserted; a quiet machine is needed for figures worth keeping.
+Prints seconds of the clock and of the processor, seconds for a million edges, peak memory so far, and the exponent of
+a straight line through (log edges, log seconds): 1 is linear. Nothing is asserted; a quiet machine is needed for
+figures worth keeping.
 """
 
 from __future__ import annotations
