@@ -37,7 +37,7 @@ def configure(commands: Any) -> None:
     export = actions.add_parser(
         "export",
         help="copy the records of finished runs",
-        description="Copy the records of a sweep's finished runs into a folder that tables read, under names that say what they are.",
+        description="Copy the records of a sweep's finished runs into a folder that tables read, under telling names.",
     )
     _common(export)
     export.add_argument("--results", metavar="DIR", default="results", help="folder to copy into (default results)")

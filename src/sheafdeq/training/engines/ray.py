@@ -4,8 +4,8 @@ Ray promises that a task runs at least once; the store makes that exactly once. 
 run is one task with ``max_retries=-1``, so a killed worker or a lost node only means that its runs start again elsewhere, from
 their last saved state.
 
-Precautions: the cluster this engine starts listens with a token, without dashboard and usage statistics; ``OMP_NUM_THREADS`` is fixed
-for the workers (Ray would set it from ``num_cpus``), because the thread count is part of a run's identity.
+Precautions: the cluster this engine starts listens with a token, without dashboard and usage statistics; ``OMP_NUM_THREADS`` is
+fixed for the workers (Ray would set it from ``num_cpus``), because the thread count is part of a run's identity.
 """
 
 from __future__ import annotations
@@ -96,7 +96,6 @@ def _run_one(config: dict[str, Any], identity: dict[str, str], settings: dict[st
 def _import_ray() -> Any:
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         import ray
     except ImportError as error:

@@ -1,0 +1,291 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from sheafdeq.cli import main
+from sheafdeq.errors import InputError
+from sheafdeq.records import RunRecord, write_sealed
+from sheafdeq.report.tables import (
+    FORMATS,
+    overview_table,
+    paper_numbers,
+    paper_table,
+    rank,
+    render,
+    staleness_table,
+)
+from sheafdeq.training.config import TrainingConfig
+from sheafdeq.training.selection import deviations, select, summarise
+
+
+def record(
+    *, test, validation, seed=42, model="sheafdeq", shift=1.3, level=10, task="community", unconverged=False, finished="1",
+    **training,
+):  # fmt: skip
+    """A record with the given scores; everything else is what a run would write."""
+    options = {} if shift is None else {"shift": shift}
+    config = TrainingConfig.parse(
+        {"task": {"name": task, "level": level}, "model": {"name": model, "options": options}, "seed": seed, **training}
+    )
+    digest = f"{model}{shift}{level}{seed}{task}{finished}{sorted(training.items())}"
+    solves = {"to_tolerance": True, "steps": 5, "tolerance": 1e-6, "training": {}, "final": {"maximum-steps": 1}, "residual": 1.0}
+    return RunRecord.parse(
+        {
+            "format": 1,
+            "id": digest,
+            "config": config.payload(),
+            "task": {
+                "name": task, "title": task, "level": level, "options": {}, "digest": "", "score": "accuracy (%)",
+                "constant_score": 33.0,
+            },
+            "model": {"name": model, "title": model.title(), "family": model, "options": {"shift": shift}, "parameters": 1},
+            "code": {},
+            "epochs": 1,
+            "stopped": "patience",
+            "best": {"epoch": 1, "validation": validation},
+            "scores": {"train": 0.0, "validation": validation, "test": test},
+            "metrics": {"test": {"accuracy": test / 100}},
+            "solves": solves if unconverged else None,
+            "curves": {},
+            "checkpoint": {},
+            "timing": {"finished": finished, "wall_seconds": 1.0},
+        },
+        "test",
+    )  # fmt: skip
+
+
+def cell(table, title, column, source="ours"):
+    found = ""
+    for row in table.rows:
+        found = row.title or found
+        if found == title and row.source == source:
+            return row.cells[table.columns.index(column)]
+    raise AssertionError(f"no row {title}")
+
+
+# ---------------------------------------------------------------------- selection
+
+
+def test_selection_is_by_mean_validation_and_blind_to_test():
+    records = [record(test=50.0, validation=90.0, shift=1.2, seed=seed) for seed in (42, 43)]
+    records += [record(test=99.0, validation=80.0, shift=1.4, seed=42), record(test=99.0, validation=95.0, shift=1.4, seed=43)]
+    chosen = select(summarise(records))
+    assert chosen.options == {"shift": 1.2}
+    assert chosen.spread() == (50.0, 50.0, 50.0)
+
+
+def test_the_papers_protocol_goes_before_deviations():
+    records = [record(test=1.0, validation=10.0), record(test=2.0, validation=99.0, max_epochs=10)]
+    assert select(summarise(records)).deviations == ()
+    assert deviations(records[1].config) == ("max_epochs=10",)
+    assert deviations(record(test=1, validation=1, penalties={"residual_weight": 2.0}).config) == ("penalties=residual_weight=2",)
+
+
+def test_the_later_of_two_runs_of_one_configuration_counts():
+    summaries = summarise([record(test=1.0, validation=1.0, finished="2"), record(test=5.0, validation=1.0, finished="1")])
+    assert [summary.spread() for summary in summaries] == [(1.0, 1.0, 1.0)]
+
+
+def test_no_candidates_no_choice():
+    assert select([]) is None
+
+
+# ---------------------------------------------------------------------- ranks
+
+
+def test_ties_at_the_displayed_precision_share_a_rank():
+    assert rank([98.04, 97.96, 90.0, None, 97.0], ".1f") == [1, 1, 4, None, 3]
+    assert rank([98.04, 97.94, 90.0], ".1f") == [1, 2, 3]
+    assert rank([None, None], ".1f") == [None, None]
+
+
+# ---------------------------------------------------------------------- the paper's numbers
+
+
+def test_the_papers_tables_are_complete_and_consistent():
+    for name, rows, columns in (("community", 22, 6), ("distributed", 20, 4)):
+        paper = paper_numbers(name)
+        assert len(paper["full"]) == rows
+        for line in [*paper["full"], *paper["compact"]]:
+            assert len(line["cells"]) == columns
+            for values in line["cells"]:
+                if isinstance(values, list):
+                    middle, low, high = values
+                    assert low <= middle <= high
+    spot = {(line["model"], line["options"].get("shift")): line["cells"] for line in paper_numbers("community")["full"]}
+    assert spot["sheafdeq", 1.3][-1] == [98.7, 97.9, 98.9]
+    energy = next(line for line in paper_numbers("distributed")["compact"] if line["family"] == "energygnn")
+    assert energy["cells"][-1] == {"missing": "unconverged"}
+
+
+def test_every_compact_cell_of_the_paper_is_a_cell_of_its_full_table_or_known_not_to_be():
+    # One compact cell of the paper (DNSD, level 7: 89.6 [64.7, 92.7]) is in no row of its full table.
+    strangers = []
+    for name in ("community", "distributed"):
+        paper = paper_numbers(name)
+        for line in paper["compact"]:
+            members = [row for row in paper["full"] if row["model"].startswith(line["family"]) or row["model"] == line["family"]]
+            for index, values in enumerate(line["cells"]):
+                if values not in [row["cells"][index] for row in members]:
+                    strangers.append((line["family"], paper["columns"][index]["title"], values))
+    assert strangers == [("dnsd", "L7", [89.6, 64.7, 92.7])]
+
+
+def test_an_unknown_table_is_named():
+    with pytest.raises(InputError, match="weather"):
+        paper_numbers("weather")
+
+
+# ---------------------------------------------------------------------- tables
+
+
+def test_missing_cells_are_missing_and_seeds_are_counted():
+    records = [record(test=97.0 + seed - 42, validation=90.0, seed=seed) for seed in (42, 43, 44)]
+    records.append(record(test=1.0, validation=90.0, seed=7))  # not a seed of the paper
+    table = paper_table("community", summarise(records), select)
+    ours = cell(table, "SheafDEQ", "L10")
+    assert ours.text() == "98.0 [97.0, 99.0] 3/5 (shift 1.3) (1st)"
+    assert cell(table, "SheafDEQ", "L7").text() == "missing"
+    assert cell(table, "MLP", "L10").text() == "missing"
+    assert cell(table, "SheafDEQ", "L10", "paper").text() == "98.6 [96.9, 99.1] (3rd)"
+    assert cell(table, "constant predictor", "L10").text() == "33.0"
+
+
+def test_full_table_has_a_row_for_each_configuration_and_for_what_the_paper_has_not():
+    records = [record(test=90.0, validation=1.0, shift=shift) for shift in (1.2, 1.3)]
+    records.append(record(test=60.0, validation=1.0, model="gcn", shift=None))
+    table = paper_table("community", summarise(records), select, full=True)
+    assert cell(table, "SheafDEQ, shift 1.2", "L10").text() == "90.0 1/5 (1st)"
+    assert cell(table, "SheafDEQ, shift 1.3", "L10").rank == 1
+    assert cell(table, "SheafDEQ, shift 1.4", "L10").text() == "missing"
+    assert cell(table, "Gcn", "L10").rank == 3
+
+
+def test_unconverged_and_deviating_runs_are_marked_and_fine_tuned_ones_left_out():
+    records = [
+        record(test=90.0, validation=1.0, unconverged=True, max_epochs=5),
+        record(test=99.0, validation=99.0, level=7, penalties={"residual_weight": 1.0}),
+    ]
+    table = paper_table("community", summarise(records), select)
+    assert cell(table, "SheafDEQ", "L10").marks == ("†", "*")
+    assert cell(table, "SheafDEQ", "L7").spread is None
+    text = render(table)
+    assert "† the solver did not reach its tolerance" in text
+    assert "max_epochs=5" in text
+
+
+def test_another_metric_replaces_the_score_and_hides_the_paper():
+    table = paper_table("community", summarise([record(test=90.0, validation=1.0)]), select, metric="accuracy")
+    assert cell(table, "SheafDEQ", "L10").spread == (0.9, 0.9, 0.9)
+    assert not any(row.source == "paper" for row in table.rows)
+
+
+class _Reader(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.open, self.rows = [], 0
+
+    def handle_starttag(self, tag, attributes):
+        self.open.append(tag)
+        self.rows += tag == "tr"
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_every_format_holds_the_numbers():
+    table = paper_table("distributed", summarise([record(test=-0.4, validation=1.0, task="counting", level=None)]), select)
+    for form in FORMATS:
+        text = render(table, form)
+        assert "-0.4" in text
+        assert "-0.317" in text  # the paper's
+        assert "missing" in text
+    rows = list(csv.DictReader(io.StringIO(render(table, "csv"))))
+    ours = next(row for row in rows if (row["model"], row["source"]) == ("SheafDEQ", "ours") and row["column"].startswith("Count"))
+    assert (ours["median"], ours["finished"], ours["planned"], ours["configuration"]) == ("-0.4", "1", "5", "shift 1.3")
+    reader = _Reader()
+    reader.feed(render(table, "html"))
+    assert reader.open == []
+    assert reader.rows == len(table.rows) + 1
+    markdown = [line for line in render(table, "markdown").splitlines() if line.startswith("|")]
+    assert len({len(re.findall(r"(?<!\\)\|", line)) for line in markdown}) == 1
+    latex = render(table, "latex")
+    assert latex.count("{") - latex.count(r"\{") == latex.count("}") - latex.count(r"\}")
+    with pytest.raises(InputError, match="format"):
+        render(table, "docx")
+
+
+def test_overview_shows_whatever_there_is():
+    table = overview_table(summarise([record(test=90.0, validation=1.0), record(test=80.0, validation=1.0, seed=43)]), select)
+    assert table.columns == ("community L10: accuracy (%)",)
+    assert cell(table, "Sheafdeq", table.columns[0]).text() == "85.0 [80.0, 90.0] 2/2 (shift 1.3) (1st)"
+
+
+# ---------------------------------------------------------------------- staleness and the command line
+
+
+def staleness_payload(status="converged"):
+    return {
+        "schema": "sheafdeq.async/1",
+        "model": {"name": "sheafdeq", "title": "SheafDEQ", "options": {}},
+        "task": {"name": "community", "level": 7},
+        "simulation": "exact",
+        "reference": {"kind": "converged", "steps": 90, "status": status, "residual": 1e-7, "score": 99.0},
+        "conditions": [
+            {
+                "update_window": 5, "max_delay": 2, "sleep": 0.5, "samples": 3, "counted": 3,
+                "d_out": {"median": 9.0, "min": 9.0, "max": 9.0},
+            },
+            {
+                "update_window": 5, "max_delay": 2, "samples": 20, "counted": 19,
+                "d_out": {"median": 2e-5, "min": 1e-5, "max": 3e-5},
+            },
+        ],
+    }
+
+
+def test_staleness_reads_the_reliable_condition_and_marks_an_unconverged_reference():
+    table = staleness_table([staleness_payload()])
+    assert cell(table, "SheafDEQ (5, 2)", "d_out").text() == "2.00e-05 [1.00e-05, 3.00e-05] 19/20"
+    assert cell(table, "SheafDEQ (5, 2)", "d_out", "paper").text() == "7.08e-04 [7.08e-04, 7.09e-04]"
+    assert cell(table, "Loop Transformer (20 loops) (5, 2)", "d_out").text() == "missing"
+    assert cell(staleness_table([staleness_payload("stagnated")]), "SheafDEQ (5, 2)", "d_out").marks == ("†",)
+    assert len(staleness_table([], full=True).rows) == 14
+
+
+def test_the_command_prints_every_table(tmp_path, capsys):
+    write_sealed(tmp_path / "async.json", staleness_payload())
+    write_sealed(tmp_path / "one.run.json", record(test=90.0, validation=1.0).payload())
+    for name in ("community", "distributed", "staleness", "all"):
+        assert main(["tables", name, "--results", str(tmp_path)]) == 0
+        assert capsys.readouterr().out
+    assert main(["tables", "staleness", "--results", str(tmp_path), "--format", "csv"]) == 0
+    assert "2e-05" in capsys.readouterr().out
+    assert main(["tables", "community", "--results", str(tmp_path / "absent")]) == 2
+    assert "no such folder" in capsys.readouterr().err
+    (tmp_path / "one.run.json").write_text("{}")
+    assert main(["tables", "community", "--results", str(tmp_path)]) == 1
+    assert "one.run.json" in capsys.readouterr().err
+
+
+def test_parameter_counts_match_the_paper_at_three_features_but_for_sheafdeq(capsys):
+    assert main(["tables", "parameters", "--format", "csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    ours = {row["model"]: float(row["median"]) for row in rows if row["column"] == "ours, f = 3"}
+    paper = {row["model"]: float(row["median"]) for row in rows if row["column"] == "paper"}
+    assert ours.pop("SheafDEQ") == 10_798
+    assert paper.pop("SheafDEQ") == 11_045
+    assert ours == paper
+
+
+def test_records_are_json_one_line_each(tmp_path):
+    write_sealed(tmp_path / "a.run.json", record(test=90.0, validation=1.0).payload())
+    lines = (tmp_path / "a.run.json").read_text().splitlines()
+    assert len(lines) == 1
+    assert json.loads(lines[0])["payload"]["scores"]["test"] == 90.0

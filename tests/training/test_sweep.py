@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sheafdeq.cli import main
+from sheafdeq.errors import InputError, UsageError
+from sheafdeq.records import read_records, without_timing
+from sheafdeq.registry import MODELS
+from sheafdeq.training.engines.local import run_local
+from sheafdeq.training.engines.worker import Limits, attempt
+from sheafdeq.training.run import train
+from sheafdeq.training.store import RunStore
+from sheafdeq.training.sweep import Budget, Sweep, parse_shard, preset_names
+
+GRID = """
+name = "tiny"
+seeds = [42, 43]
+[training]
+max_epochs = 4
+[[tasks]]
+name = "community"
+level = 10
+options = { nodes = 30, train_seeds = [1], test_seeds = [2], k = 3 }
+[[tasks]]
+name = "counting"
+options = { chains = 5 }
+[[models]]
+name = "sheafdeq"
+options = [{ shift = 1.2 }, { shift = 1.3 }]
+[[models]]
+name = "ignn"
+[[exclude]]
+model = "ignn"
+task = "counting"
+"""
+
+
+@pytest.fixture
+def grid(tmp_path):
+    path = tmp_path / "tiny.toml"
+    path.write_text(GRID)
+    return path
+
+
+def payloads(folder):
+    return {record.id: without_timing(record.payload()) for record in read_records(folder)}
+
+
+# ---------------------------------------------------------------------- what a sweep is
+
+
+def test_grid_order_and_exclusions(grid):
+    configs = Sweep.load(grid).configs()
+    assert len(configs) == 2 * (3 + 2)
+    assert [config.seed for config in configs] == [42] * 5 + [43] * 5
+    assert not any(config.model.name == "ignn" and config.task.name == "counting" for config in configs)
+    assert all(config.max_epochs == 4 for config in configs)
+    assert {config.max_epochs for config in Sweep.load(grid, {"max_epochs": 7}).configs()} == {7}
+
+
+def test_shards_are_a_partition(grid, tmp_path):
+    sweep, store = Sweep.load(grid), RunStore(tmp_path / "runs")
+    whole = [entry.identity.id for entry in sweep.plan(store)]
+    parts = [entry.identity.id for index in (1, 2, 3) for entry in sweep.plan(store, (index, 3))]
+    assert sorted(parts) == sorted(whole)
+    assert len(set(whole)) == len(whole)
+    for wrong in ("0/3", "4/3", "a/b", "3"):
+        with pytest.raises(UsageError, match="shard"):
+            parse_shard(wrong)
+    assert parse_shard("2/3") == (2, 3)
+
+
+def test_budgets():
+    assert Budget.parse("500") == Budget(epochs=500)
+    assert Budget.parse("500epochs") == Budget(epochs=500)
+    assert Budget.parse("2h") == Budget(seconds=7200.0)
+    assert Budget.parse("1.5m") == Budget(seconds=90.0)
+    assert Budget.parse(None) == Budget()
+    for wrong in ("", "0", "-1h", "2 weeks", "h"):
+        with pytest.raises(UsageError, match="budget"):
+            Budget.parse(wrong)
+
+
+def test_unknown_presets_keys_and_models_are_errors(grid, tmp_path):
+    with pytest.raises(UsageError, match="community"):
+        Sweep.load("nonsense")
+    grid.write_text(GRID.replace("seeds", "sedes"))
+    with pytest.raises(InputError, match="se"):
+        Sweep.load(grid)
+    grid.write_text(GRID.replace("max_epochs", "max_epoch"))
+    with pytest.raises(InputError, match="max_epoch"):
+        Sweep.load(grid).configs()
+    grid.write_text(GRID.replace('"ignn"', '"ignm"', 1))
+    with pytest.raises(InputError, match="ignm"):
+        Sweep.load(grid).configs()
+
+
+def test_presets_hold_the_papers_tables():
+    assert {"community", "distributed", "headline", "smoke", "level10"} <= set(preset_names())
+    runs = {name: Sweep.load(name).configs() for name in preset_names()}
+    # Community: 22 configurations of the full table, six levels, five seeds.
+    assert len(runs["community"]) == 22 * 6 * 5
+    assert {config.task.level for config in runs["community"]} == {1, 3, 5, 7, 9, 10}
+    # Distributed: 19 configurations without EIGNN, four tasks, five seeds; EIGNN on Counting alone.
+    assert len(runs["distributed"]) == (19 * 4 + 1) * 5
+    for name in ("community", "distributed"):
+        assert {config.seed for config in runs[name]} == {42, 43, 44, 45, 46}
+        assert {config.max_epochs for config in runs[name]} == {2000}
+    assert {config.seed for config in runs["headline"]} == {42}
+    assert {config.model.name for configs in runs.values() for config in configs} <= set(MODELS)
+
+
+# ---------------------------------------------------------------------- running one
+
+
+def test_local_sweep_shards_direct_runs_and_cli_give_equal_records(grid, tmp_path, capsys):
+    sweep = Sweep.load(grid)
+    store = RunStore(tmp_path / "local")
+    lines: list[str] = []
+    run_local(sweep.plan(store), store, jobs=2, tell=lines.append)
+    assert lines[-1] == "10/10 runs finished or failed"
+    status = sweep.status(store)
+    assert (status["done"], status["left"], status["failed"], status["running"], status["total"]) == (10, 0, 0, 0, 10)
+    assert status["seconds_left"] == 0.0
+    reference = payloads(tmp_path / "local")
+    # In this process, one by one.
+    for config in sweep.configs()[:3]:
+        record = train(config, out=tmp_path / "direct").record
+        assert without_timing(record.payload()) == reference[record.id]
+    # Through the command line, one of three shards.
+    assert main(["sweep", "run", str(grid), "--out", str(tmp_path / "cli"), "--shard", "2/3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["done"] == 3
+    shard = payloads(tmp_path / "cli")
+    assert len(shard) == 3
+    assert all(reference[key] == value for key, value in shard.items())
+    # Running again computes nothing, and says so.
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "local").glob("*/record.json")}
+    run_local(sweep.plan(store), store, jobs=2)
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "local").glob("*/record.json")}
+    # Exported records are what the store holds.
+    arguments = ["sweep", "export", str(grid), "--out", str(tmp_path / "local"), "--results", str(tmp_path / "results")]
+    assert main(arguments) == 0
+    assert payloads(tmp_path / "results") == reference
+
+
+def test_one_failed_run_is_recorded_and_retried_and_stops_nothing(grid, tmp_path, monkeypatch, capsys):
+    sweep, store = Sweep.load(grid), RunStore(tmp_path)
+    entries = sweep.plan(store)
+
+    def broken(*arguments, **options):
+        raise FloatingPointError("deliberate")
+
+    monkeypatch.setattr("sheafdeq.training.engines.worker.train", broken)
+    assert attempt(entries[0], store, "first", None, "local", 30.0) == "failed"
+    status = sweep.status(store, entries)
+    assert (status["failed"], status["left"]) == (1, 9)
+    assert status["failures"][0]["error"] == "FloatingPointError: deliberate"
+    assert main(["sweep", "status", str(grid), "--out", str(tmp_path)]) == 0
+    assert "deliberate" in capsys.readouterr().out
+    monkeypatch.undo()
+    assert attempt(entries[0], store, "second", None, "local", 30.0) == "done"
+    assert sweep.status(store, entries)["failed"] == 0
+
+
+def test_a_task_that_cannot_be_loaded_fails_its_runs_alone(grid, tmp_path, monkeypatch):
+    monkeypatch.setenv("SHEAFDEQ_DATA", str(tmp_path / "empty"))
+    grid.write_text(GRID.replace('name = "counting"\noptions = { chains = 5 }', 'name = "mnist-terrain"'))
+    sweep, store = Sweep.load(grid), RunStore(tmp_path / "runs")
+    status = sweep.status(store)
+    assert status["failed"] == 6
+    assert status["left"] == 6
+
+
+def test_epoch_budget_suspends_and_the_next_call_continues(grid, tmp_path):
+    sweep, store = Sweep.load(grid), RunStore(tmp_path / "runs")
+    entries = sweep.plan(store)[:2]
+    run_local(entries, store, jobs=1, budget=Budget(epochs=7))
+    status = sweep.status(store, entries)
+    assert (status["done"], status["left"]) == (1, 1)
+    assert (store.work(entries[1].identity.id) / "state.json").is_file()
+    run_local(entries, store, jobs=1)
+    assert sweep.status(store, entries)["done"] == 2
+    assert store.record(entries[1].identity.id).timing["epochs_in_this_attempt"] < 4
+    straight = train(entries[1].config, out=tmp_path / "straight").record
+    assert without_timing(straight.payload()) == without_timing(store.record(entries[1].identity.id).payload())
+
+
+def test_limits_know_a_dead_driver_and_a_spent_budget(tmp_path):
+    assert Limits(Budget(), None, None, os.getppid()).reason() is None
+    assert "gone" in Limits(Budget(), None, None, -1).reason()
+    assert "time" in Limits(Budget(), time.time() - 1, None, None).reason()
+    limits = Limits(Budget(epochs=2), None, tmp_path / "counter", None)
+    assert limits(None) is None
+    assert "epoch" in limits(None)
+
+
+def test_interrupting_the_driver_saves_the_runs(tmp_path):
+    path = tmp_path / "long.toml"
+    path.write_text(GRID.replace("max_epochs = 4", "max_epochs = 100000\npatience = 100000"))
+    command = [sys.executable, "-m", "sheafdeq", "sweep", "run", str(path), "--out", str(tmp_path / "runs")]
+    command += ["--checkpoint-seconds", "0.1"]
+    driver = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "runs" / ".work").glob("*/state.json")):
+        assert driver.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    driver.send_signal(signal.SIGINT)
+    error = driver.communicate(timeout=120)[1].decode()
+    assert driver.returncode == 1
+    assert "suspended" in error
+    assert "Traceback" not in error
+    assert len(list((tmp_path / "runs" / ".work").glob("*/state.json"))) == 1
+
+
+# ---------------------------------------------------------------------- being killed
+
+
+def crash_module():
+    path = Path(__file__).parents[2] / "benchmarks" / "crash_safety.py"
+    specification = importlib.util.spec_from_file_location("crash_safety", path)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("engine", ["local", "ray"])
+def test_twenty_random_kills_lose_nothing(tmp_path, engine):
+    if engine == "ray":
+        pytest.importorskip("ray")
+    outcome = crash_module().crash(engine, kills=20, jobs=2, seeds=4, epochs=40, seed=1, mean_wait=1.0, folder=tmp_path)
+    assert outcome["kills"] == 20
+    assert (outcome["lost"], outcome["duplicated"], outcome["differing"]) == (0, 0, 0)
+
+
+def test_the_comparison_notices_lost_extra_and_differing_runs():
+    expected = {"a": b"1", "b": b"2", "c": b"3"}
+    counts = crash_module().compare(expected, {"a": b"1", "b": b"9", "d": b"4"})
+    assert counts == {"runs": 3, "lost": 1, "duplicated": 1, "differing": 1}
