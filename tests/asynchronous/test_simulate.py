@@ -54,7 +54,7 @@ def test_the_synchronous_schedule_is_picard_bit_for_bit(dtype: torch.dtype, edge
 
 
 def per_node_loop(model: SheafDEQ, graph: Graph, schedule: Schedule, slots: int) -> Tensor:
-    """The definition, one node at a time: a full stale view of all neighbours, and the row of the map that belongs to the node."""
+    """The definition, one node at a time: a stale view of all neighbours, and the row of the map that belongs to the node."""
     with torch.no_grad():
         context = model.prepare(graph)
         history = [model.initial_state(context)]
@@ -132,7 +132,7 @@ def test_contractions_settle_whatever_the_schedule(window: int, delay: int, seed
 # ---------------------------------------------------------------------- the counterexample
 
 
-LIMITS = [torch.tensor([2.15750402, 0.24249598], dtype=torch.float64), torch.tensor([0.24249598, 2.15750402], dtype=torch.float64)]
+LIMITS = list(torch.tensor([[2.15750402, 0.24249598], [0.24249598, 2.15750402]], dtype=torch.float64))
 
 
 def counterexample() -> SheafDEQ:

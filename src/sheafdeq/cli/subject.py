@@ -31,6 +31,7 @@ class Subject:
     task: Task
     split: Split
     graph_label: str  # test, or test[0]
+    label: str | None = None  # legend text where the model's title does not say enough
 
     @property
     def name(self) -> str:
@@ -50,7 +51,9 @@ class Subject:
     def facts(self) -> dict[str, Any]:
         """The head of every record."""
         graph = self.split.graph
+        label = {} if self.label is None else {"label": self.label}
         return {
+            **label,
             "model": {"name": self.name, "title": self.record.model.title, "options": self.record.model.options},
             "run": self.record.id,
             "seed": self.record.seed,
@@ -82,6 +85,7 @@ def add_subject_options(parser: Any, graph: str) -> None:
     parser.add_argument("--level", type=int, help="choose only among runs of this heterophily level")
     parser.add_argument("--split", choices=["train", "validation", "test"], default="test", help="default test")
     parser.add_argument("--graph", default=graph, help=f"number of one graph of the split, or 'all' (default {graph})")
+    parser.add_argument("--label", help="legend text of the (single) run, to tell it from others of the same model")
     parser.add_argument("--double", action="store_true", help="convert model and data to float64 first")
     parser.add_argument("--threads", type=int, help="threads of torch (default: torch's own)")
     parser.add_argument("--out", metavar="DIR", help="write one record a model into this folder")
@@ -99,10 +103,14 @@ def subjects(options: Any) -> list[Subject]:
         for path in _expand(Path(name), options.threshold, options.level):
             if path not in paths:
                 paths.append(path)
-    return [load_subject(path, options.split, options.graph, double=options.double) for path in paths]
+    if options.label is not None and len(paths) != 1:
+        raise UsageError(f"--label names one run, the command line names {len(paths)}")
+    return [load_subject(path, options.split, options.graph, double=options.double, label=options.label) for path in paths]
 
 
-def load_subject(path: Path, split: str = "test", graph: str = "all", *, double: bool = False) -> Subject:
+def load_subject(
+    path: Path, split: str = "test", graph: str = "all", *, double: bool = False, label: str | None = None
+) -> Subject:
     """A finished run with its model in evaluation mode and the chosen part of its task."""
     import torch
 
@@ -121,10 +129,10 @@ def load_subject(path: Path, split: str = "test", graph: str = "all", *, double:
         raise RecordError(f"{path}: the task's data are not those the run was trained on (digest differs)")
     dtype = torch.float64 if double else next(model.parameters()).dtype
     model, task = model.to(dtype), task.to(dtype)
-    part, label = task.splits[split], split
+    part, where = task.splits[split], split
     if graph != "all":
-        part, label = one_graph(part, graph), f"{split}[{graph}]"
-    return Subject(path, record, model.eval(), task, part, label)
+        part, where = one_graph(part, graph), f"{split}[{graph}]"
+    return Subject(path, record, model.eval(), task, part, where, label)
 
 
 def one_graph(split: Split, number: str) -> Split:

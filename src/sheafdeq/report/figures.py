@@ -224,7 +224,8 @@ def _continued(group: Sequence[Source], title: str, panels: Sequence[str], kind:
         "default start "
         f"after {last} iterations (not assumed to be an equilibrium). Models whose state is not exposed are judged by the "
         "updates of "
-        f"their outputs from their own start, without band. The dashed line marks the trained horizon.{_counted(group)}"
+        "their outputs from their own start, without band. Dashed lines mark trained horizons. Zeros are drawn at the smallest "
+        f"positive value.{_counted(group)}"
     )
     return Drawing(_file_stem(kind, title), figure, caption, tuple(group))
 
@@ -246,6 +247,8 @@ def _continued_panel(axis: Axes, group: Sequence[Source], panel: str) -> None:
             axis.fill_between(k, lower, upper, color=look.colour, alpha=0.18, linewidth=0)
     for horizon in sorted({source.payload["continued"]["horizon"] for source in group}):
         axis.axvline(horizon, color="0.4", linestyle="--", linewidth=0.8)
+        place = axis.get_xaxis_transform()
+        axis.text(horizon, 1.0, f"{horizon}", transform=place, ha="center", va="bottom", fontsize=7, color="0.3")
     axis.set_xlabel("iteration")
     if logarithmic:
         axis.set_yscale("log")
@@ -350,7 +353,7 @@ def trajectories(group: Sequence[Source], title: str) -> Drawing:
         f"Asynchronous inference, {title} ({group[0].payload['graph']}): relative Frobenius discrepancy of the outputs from the "
         "synchronous "
         f"reference against mean updates per node. Thin: sampled schedules; thick: their median; points at observed work, "
-        f"not interpolated. {_reference_text(group)}{_left_out(group)}"
+        f"not interpolated; a curve ends where its run no longer changes. {_reference_text(group)}{_left_out(group)}"
     )
     return Drawing(_file_stem("async", title), figure, caption, tuple(group))
 
