@@ -19,7 +19,9 @@ from sheafdeq.models.ignn import IGNN
 from sheafdeq.models.loop_transformer import LoopTransformer
 from sheafdeq.models.mlp import MLP
 from sheafdeq.models.neural_sheaf_diffusion import NeuralSheafDiffusion
+from sheafdeq.models.sheaf_cascade import SheafCascade
 from sheafdeq.models.sheaf_deq import SheafDEQ
+from sheafdeq.models.strong_sheaf import StrongSheafDEQ
 
 __all__ = ["COMMUNITY", "MODELS", "ModelSpec", "Shape", "build_model", "model_spec"]
 
@@ -228,6 +230,42 @@ _SPECS = (
         "unrolled differentiation",
         "recurrence",
         {"": 11_045},
+    ),
+    ModelSpec(
+        "strong-sheaf",
+        "Strong SheafDEQ",
+        "strong-sheaf",
+        _stalked(StrongSheafDEQ, steps=True, edges=True),
+        {"shift": 1.6, "gate": "rational", "rate": 0.95, "hidden": 32, "gain": 1.0, "gradient": "unrolled"},
+        propagation="adaptive sheaf propagation",
+        well_posedness="strong subhomogeneity, for every weight",
+        gradient="unrolled differentiation",
+        inference="recurrence",
+        in_paper=False,
+    ),
+    ModelSpec(
+        "sheaf-cascade",
+        "Sheaf Cascade",
+        "sheaf-cascade",
+        _stalked(SheafCascade, edges=True),
+        {
+            "levels": 6,
+            "level_steps": 4,
+            "tied": True,
+            "shift": 1.4,
+            "gate": "balance",
+            "hidden": 32,
+            "edge_hidden": 32,
+            "gain": 0.2,
+            "feature_noise": 0.0,
+            "edge_dropout": 0.0,
+            "gradient": "unrolled",
+        },
+        propagation="adaptive sheaf propagation, level by level",
+        well_posedness="strong subhomogeneity, for every weight",
+        gradient="unrolled differentiation",
+        inference="recurrence",
+        in_paper=False,
     ),
     ModelSpec(
         "dnsd",
