@@ -1,0 +1,227 @@
+"""``sheafdeq certify``: what is proved, refuted or open about a model on a graph."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from sheafdeq.errors import InputError, SheafDEQError, UsageError
+
+
+def configure(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "certify",
+        help="prove, refute or leave open: does a model have one equilibrium, and is it reached?",
+        description="Certificates with rate, metric, domain and margins; refutations with a witness (docs/certificates.md).",
+    )
+    parser.add_argument(
+        "subject",
+        metavar="RUN|MODEL",
+        nargs="?",
+        help="a run directory or checkpoint, or the name of a model (then with fresh weights drawn with --seed)",
+    )
+    parser.add_argument("--all", metavar="FOLDER", help="one table over every trained checkpoint below FOLDER")
+    parser.add_argument("--audit", metavar="DRAWS", type=int, help="try to catch false certificates in this many random problems")
+    parser.add_argument("--first", type=int, default=0, help="number of the first draw of --audit (default 0)")
+    parser.add_argument("--task", help="task to take the graph from (default: the run's own)")
+    parser.add_argument("--level", type=int, help="heterophily level of a community task")
+    parser.add_argument("--split", choices=["train", "validation", "test"], default="test", help="default test")
+    parser.add_argument("--graph", default="0", help="number of one graph of the split, or 'all' (default 0)")
+    parser.add_argument("--effort", choices=["quick", "normal", "thorough"], default="normal", help="default normal")
+    parser.add_argument("--seed", type=int, default=0, help="of the starts, and of fresh weights (default 0)")
+    parser.add_argument("--threads", type=int, help="threads of torch (default: torch's own)")
+    parser.add_argument("--out", metavar="DIR", help="write certificates (and witness states) into this folder")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(options: Any) -> int:
+    """One subject, all of a folder, or the audit."""
+    import torch
+
+    if sum(choice is not None for choice in (options.subject, options.all, options.audit)) != 1:
+        raise UsageError("give one of: RUN|MODEL, --all FOLDER, --audit DRAWS")
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    if options.audit is not None:
+        return _audit(options)
+    if options.all is not None:
+        return _table(options)
+    payload, certificate = _one(options.subject, options)
+    if options.json:
+        print(json.dumps(payload))
+    else:
+        print(f"{payload['subject']}: {payload['task']}, {payload['part']}")
+        print(certificate.report())
+        print(f"\n{certificate.seconds:.1f} s")
+    return 0
+
+
+def _one(name: str, options: Any) -> tuple[dict[str, Any], Any]:
+    """Certify one subject; writes its files when asked to."""
+    from sheafdeq.certificates import certify
+
+    model, graph, facts = _load(name, options)
+    certificate = certify(model, graph, effort=options.effort, seed=options.seed)
+    payload = {
+        "schema": "sheafdeq.certificate/1",
+        **facts,
+        "effort": options.effort,
+        "certificate": certificate.to_json(),
+    }
+    if options.out:
+        _write(options.out, facts["file"], payload, certificate)
+    return payload, certificate
+
+
+def _load(name: str, options: Any) -> tuple[Any, Any, dict[str, Any]]:
+    """The model, its graph, and where both came from."""
+    import torch
+
+    from sheafdeq.cli.subject import load_subject, one_graph
+    from sheafdeq.data.catalogue import load_task
+    from sheafdeq.records import RECORD_FILE
+    from sheafdeq.registry import MODELS, Shape, build_model
+    from sheafdeq.training.checkpoint import load_model
+
+    path = Path(name)
+    if (path / RECORD_FILE).is_file() and options.task is None and options.level is None:
+        subject = load_subject(path, options.split, options.graph)
+        facts = {
+            "subject": f"{subject.record.model.title}, seed {subject.record.seed}, run {subject.record.id[:8]}",
+            "model": subject.name,
+            "run": subject.record.id,
+            "seed": subject.record.seed,
+            "task": subject.task.title,
+            "part": subject.graph_label,
+            "file": subject.file_name,
+        }
+        return subject.model, subject.split.graph, facts
+    if options.task is None:
+        raise UsageError(f"{name} brings no task of its own: give --task (and --level for community)")
+    task = load_task(options.task, level=options.level)
+    split, part = task.splits[options.split], options.split
+    if options.graph != "all":
+        split, part = one_graph(split, options.graph), f"{options.split}[{options.graph}]"
+    if path.exists():
+        model: Any = load_model(path)
+        title = f"checkpoint {path.name}"
+    elif name in MODELS:
+        d = task.dimensions
+        shape = Shape(
+            split.graph.x.shape[1], task.out_channels, split.graph.edge_dim or None, d.stalk, d.channels, d.steps
+        )
+        torch.manual_seed(options.seed)
+        model, title = build_model(name, shape), f"{name} with fresh weights (seed {options.seed})"
+    else:
+        raise UsageError(f"{name!r} is neither a run, a checkpoint, nor one of the models {', '.join(sorted(MODELS))}")
+    level = "" if task.level is None else f"-{task.level}"
+    facts = {
+        "subject": title,
+        "model": name if name in MODELS else type(model).__name__,
+        "run": None,
+        "seed": options.seed,
+        "task": task.title,
+        "part": part,
+        "file": f"{task.name}{level}-{path.name}-seed{options.seed}",
+    }
+    return model, split.graph, facts
+
+
+def _write(folder: str, name: str, payload: dict[str, Any], certificate: Any) -> None:
+    from safetensors.torch import save_file
+
+    from sheafdeq.cli.subject import write_record
+
+    path = write_record(folder, name, payload)
+    if certificate.witness is not None:
+        states = {"first": certificate.witness.first.contiguous(), "second": certificate.witness.second.contiguous()}
+        save_file(states, path.with_suffix(".witness.safetensors"))
+    print(f"wrote {path}", file=sys.stderr)
+
+
+def _table(options: Any) -> int:
+    """Every run below a folder: one row each, feed-forward models left out and counted."""
+    from sheafdeq.records import RECORD_FILE
+
+    root = Path(options.all)
+    if not root.is_dir():
+        raise UsageError(f"{root}: no such folder")
+    if options.task is not None or options.level is not None:
+        raise UsageError("--all examines every run on its own task: leave --task and --level out")
+    rows, skipped, failed = [], [], []
+    for found in sorted(root.rglob(RECORD_FILE)):
+        folder = found.parent
+        if any(part.startswith(".") for part in folder.relative_to(root).parts):
+            continue
+        try:
+            rows.append(_one(str(folder), options)[0])
+        except InputError as error:  # feed-forward: nothing to certify
+            skipped.append(str(error))
+            continue
+        except SheafDEQError as error:
+            failed.append(str(error))
+            continue
+        if not options.json:
+            print(table_row(rows[-1]), flush=True)
+    counts: dict[str, int] = {}
+    for row in rows:
+        verdict = row["certificate"]["verdict"]
+        counts[verdict] = counts.get(verdict, 0) + 1
+    if options.json:
+        print(json.dumps({"rows": rows, "counts": counts, "skipped": skipped, "failed": failed}))
+    else:
+        print(f"{len(rows)} checkpoints: {', '.join(f'{n} {name}' for name, n in sorted(counts.items())) or 'none'}")
+        if skipped:
+            print(f"{len(skipped)} runs have no recurrence and were left out")
+        for message in failed:
+            print(f"could not be read: {message}")
+    return 1 if failed else 0
+
+
+def table_row(payload: dict[str, Any]) -> str:
+    """One line: task, model, verdict, rate, radius, and the local rates where they were measured."""
+    certificate = payload["certificate"]
+    local = certificate["observations"].get("at the reached state", {})
+
+    def number(value: Any) -> str:
+        return f"{value:8.4f}" if isinstance(value, float) else f"{'-':>8}"
+
+    verdict = f"{certificate['verdict']} ({certificate['level']})"
+    return (
+        f"{payload['task']:<24.24} {payload['model']:<20.20} {payload['seed']:>5} {verdict:<24} rate {number(certificate['rate'])} "
+        f"radius {number(certificate['radius'])} |J| {number(local.get('Perron root of |J|, upper'))} "
+        f"J {number(local.get('spectral radius of J (estimate)'))} {certificate['seconds']:6.0f} s"
+    )
+
+
+def _audit(options: Any) -> int:
+    from sheafdeq.certificates.audit import audit
+
+    if options.audit < 1:
+        raise UsageError(f"--audit needs at least one draw, got {options.audit}")
+
+    def progress(number: int, report: Any) -> None:
+        if report.draws % 100 == 0:
+            print(report, file=sys.stderr, flush=True)
+
+    report = audit(options.audit, seed=options.seed, first=options.first, progress=progress)
+    payload = {
+        "schema": "sheafdeq.audit/1",
+        "command": f"sheafdeq certify --audit {options.audit} --seed {options.seed} --first {options.first}",
+        "draws": report.draws,
+        "verdicts": dict(sorted(report.verdicts.items())),
+        "tightest": report.tightest,
+        "violations": [vars(violation) for violation in report.violations],
+    }
+    if options.out:
+        from sheafdeq.cli.subject import write_record
+
+        print(f"wrote {write_record(options.out, f'audit-{options.seed}-{options.first}', payload)}", file=sys.stderr)
+    print(json.dumps(payload) if options.json else str(report))
+    for violation in report.violations:
+        print(f"FALSE: draw {violation.draw}, {violation.model} {violation.claim}: {violation.observed}", file=sys.stderr)
+    return 1 if report.violations else 0
