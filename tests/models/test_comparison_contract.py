@@ -122,6 +122,7 @@ TASKS = {
     "counting": {"chains": 6},
     "sums": {"chains": 4, "length": 8},
     "coordinates": {"graphs": 6, "nodes": 12, "k": 3},
+    "mnist-terrain-standin": {},
 }
 
 

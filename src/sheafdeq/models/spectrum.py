@@ -91,13 +91,16 @@ def _decompose(graph: Graph, self_loops: bool, max_nodes: int) -> Spectrum | Non
     for size in sorted(set(sizes.tolist()) - {0}):
         members = (sizes == size).nonzero().flatten()
         # Equal local edge lists mean equal matrices: weights depend on the edges alone.
-        keys = [local[:, edges[g] : edges[g + 1]].numpy().tobytes() for g in members.tolist()]
         positions: dict[bytes, int] = {}
-        which = [positions.setdefault(key, len(positions)) for key in keys]
-        examples = [which.index(k) for k in range(len(positions))] if len(positions) < len(which) else range(len(which))
+        which, examples = [], []
+        for g in members.tolist():
+            key = local[:, edges[g] : edges[g + 1]].numpy().tobytes()
+            if key not in positions:
+                positions[key] = len(positions)
+                examples.append(g)
+            which.append(positions[key])
         dense = torch.zeros(len(positions), size, size, dtype=torch.float64, device=graph.x.device)
-        for k, example in enumerate(examples):
-            g = int(members[example])
+        for k, g in enumerate(examples):
             part = slice(edges[g], edges[g + 1])
             source, target = local[:, part].to(graph.x.device)
             dense[k].index_put_((target, source), weights.edge[part].double(), accumulate=True)
@@ -106,10 +109,9 @@ def _decompose(graph: Graph, self_loops: bool, max_nodes: int) -> Spectrum | Non
             return None
         values, vectors = torch.linalg.eigh(dense)
         nodes = first[members].unsqueeze(1) + torch.arange(size, device=graph.x.device)
-        if len(positions) > 1:
+        if 1 < len(positions) < len(which):
             index = torch.tensor(which, device=graph.x.device)
-            if len(positions) < len(which):
-                values, vectors = values[index], vectors[index]
+            values, vectors = values[index], vectors[index]
         dtype = graph.x.dtype
         groups.append(SizeGroup(nodes, values.to(dtype), vectors.to(dtype), len(positions)))
     return Spectrum(tuple(groups))
