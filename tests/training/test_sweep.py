@@ -16,10 +16,12 @@ from sheafdeq.errors import InputError, UsageError
 from sheafdeq.records import read_records, without_timing
 from sheafdeq.registry import MODELS
 from sheafdeq.training.engines.local import run_local
-from sheafdeq.training.engines.worker import Limits, attempt
+from sheafdeq.training.engines.worker import EXIT_SUSPENDED, Limits, attempt, write_plan
+from sheafdeq.training.engines.worker import main as work
 from sheafdeq.training.run import train
 from sheafdeq.training.store import RunStore
 from sheafdeq.training.sweep import Budget, Sweep, parse_shard, preset_names
+from sheafdeq.training.version import CODE_VERSION_VARIABLE
 
 GRID = """
 name = "tiny"
@@ -42,6 +44,12 @@ name = "ignn"
 model = "ignn"
 task = "counting"
 """
+
+
+@pytest.fixture(autouse=True)
+def pinned(monkeypatch):
+    """Sources that are edited while the tests run must not fail them."""
+    monkeypatch.setenv(CODE_VERSION_VARIABLE, "test")
 
 
 @pytest.fixture
@@ -159,14 +167,14 @@ def test_one_failed_run_is_recorded_and_retried_and_stops_nothing(grid, tmp_path
     def broken(*arguments, **options):
         raise FloatingPointError("deliberate")
 
-    monkeypatch.setattr("sheafdeq.training.engines.worker.train", broken)
-    assert attempt(entries[0], store, "first", None, "local", 30.0) == "failed"
+    with monkeypatch.context() as patch:
+        patch.setattr("sheafdeq.training.engines.worker.train", broken)
+        assert attempt(entries[0], store, "first", None, "local", 30.0) == "failed"
     status = sweep.status(store, entries)
     assert (status["failed"], status["left"]) == (1, 9)
     assert status["failures"][0]["error"] == "FloatingPointError: deliberate"
     assert main(["sweep", "status", str(grid), "--out", str(tmp_path)]) == 0
     assert "deliberate" in capsys.readouterr().out
-    monkeypatch.undo()
     assert attempt(entries[0], store, "second", None, "local", 30.0) == "done"
     assert sweep.status(store, entries)["failed"] == 0
 
@@ -183,11 +191,20 @@ def test_a_task_that_cannot_be_loaded_fails_its_runs_alone(grid, tmp_path, monke
 def test_epoch_budget_suspends_and_the_next_call_continues(grid, tmp_path):
     sweep, store = Sweep.load(grid), RunStore(tmp_path / "runs")
     entries = sweep.plan(store)[:2]
-    run_local(entries, store, jobs=1, budget=Budget(epochs=7))
+
+    def invoke(epochs, name):
+        plan = tmp_path / f"{name}.json"
+        write_plan(
+            plan, entries, store=str(store.root), invocation=name, driver=os.getppid(), deadline=None, budget_epochs=epochs,
+            counter=str(tmp_path / name), checkpoint_seconds=30.0,
+        )  # fmt: skip
+        return work(str(plan))
+
+    assert invoke(7, "first") == EXIT_SUSPENDED
     status = sweep.status(store, entries)
     assert (status["done"], status["left"]) == (1, 1)
     assert (store.work(entries[1].identity.id) / "state.json").is_file()
-    run_local(entries, store, jobs=1)
+    assert invoke(None, "second") == 0
     assert sweep.status(store, entries)["done"] == 2
     assert store.record(entries[1].identity.id).timing["epochs_in_this_attempt"] < 4
     straight = train(entries[1].config, out=tmp_path / "straight").record
@@ -203,6 +220,7 @@ def test_limits_know_a_dead_driver_and_a_spent_budget(tmp_path):
     assert "epoch" in limits(None)
 
 
+@pytest.mark.slow
 def test_interrupting_the_driver_saves_the_runs(tmp_path):
     path = tmp_path / "long.toml"
     path.write_text(GRID.replace("max_epochs = 4", "max_epochs = 100000\npatience = 100000"))
