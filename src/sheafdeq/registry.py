@@ -97,6 +97,14 @@ def _energy(shape: Shape, options: dict[str, Any]) -> EnergyGNN:
     return EnergyGNN(shape.in_channels, shape.out_channels, edge_dim=edge_dim, **options)
 
 
+def _cascade(shape: Shape, options: dict[str, Any]) -> SheafCascade:
+    """The cascade's horizon is levels * level_steps; ``channels`` replaces the task's q for each level."""
+    channels = options.pop("channels") or shape.channels
+    return SheafCascade(
+        shape.in_channels, shape.out_channels, shape.stalk_dim, channels, edge_dim=shape.edge_dim, **options
+    )
+
+
 _SPECS = (
     ModelSpec(
         "mlp",
@@ -247,15 +255,17 @@ _SPECS = (
         "sheaf-cascade",
         "Sheaf Cascade",
         "sheaf-cascade",
-        _stalked(SheafCascade, edges=True),
+        _cascade,
         {
-            "levels": 6,
-            "level_steps": 4,
+            "levels": 8,
+            "level_steps": 8,
+            "training_steps": [],
+            "channels": None,
             "tied": True,
             "shift": 1.4,
             "gate": "balance",
-            "hidden": 32,
-            "edge_hidden": 32,
+            "hidden": 24,
+            "edge_hidden": 24,
             "gain": 0.2,
             "feature_noise": 0.0,
             "edge_dropout": 0.0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,14 +79,14 @@ class SheafCascade(EquilibriumModel):
     r"""A tower of sheaf equilibria: each level settles on a sheaf inferred, without limits, from the level below.
 
     .. math::
-        H_l^\star = \beta + B_l + \tanh(y_l^+) - \tanh(y_l^-), \qquad
+        H_l^\star = \beta + B_l + \varphi(y_l^+, y_l^-), \qquad
         y_l^\pm = \tfrac12\bigl(|P_l|\,H_l^\star\,|W_2| \pm P_l H_l^\star W_2\bigr), \qquad
         (P_l, B_l) = \mathrm{Level}_l(H_{l-1}^\star), \quad H_0 = \text{features}
 
     where :math:`P_l` includes the stalk mixing :math:`W_1`. y+ collects what excites a coordinate and y- what inhibits it; both
     have nonnegative coefficients, which makes the update strongly subhomogeneous. Given the level below, a level contracts
     Thompson's metric with :math:`m(\beta) < 1` for **every** weight, so the tower has one equilibrium, reached from every positive start,
-    synchronously or with bounded delays (``docs/theory.md``; :func:`sheafdeq.theory.guarantee.guaranteed_rate`).
+    synchronously or with bounded delays (``docs/theory.md``, Theorem 23 and Corollary 26).
 
     **One joint recurrence.** The state is (n, L*c), all levels side by side; :meth:`step` updates all of them at once, so solvers,
     diagnostics and the asynchronous simulator treat it as any other model. Training uses :meth:`solve_staged`: level by level, the
@@ -97,12 +98,15 @@ class SheafCascade(EquilibriumModel):
         stalk_dim: stalk dimension d.
         channels: feature channels q; each level's state has c = d*q entries a node.
         levels: L.
-        level_steps: Picard steps of every level in training; the horizon is ``steps = levels * level_steps``.
+        level_steps: Picard steps of every level; the horizon is ``steps = levels * level_steps``.
+        training_steps: steps of every level while training, one of these drawn for each solve: cheaper than ``level_steps``,
+            and the readout learns the equilibrium rather than one number of steps. Empty: always ``level_steps``.
         tied: one set of weights for all levels (the parameter count does not depend on L), or one for each.
-        shift: beta, at least 1.2 (m(beta) < 1 needs 1.19968).
+        shift: beta; m(beta) < 1 needs 1.25 with the balance gate, 1.19968 with the tanh gate, any beta > 1 with the rational one.
+        gate: how the propagation enters, ``"balance"``, ``"tanh"`` or ``"rational"`` (:mod:`sheafdeq.models.split`).
         hidden: hidden width h of each map generator.
         edge_hidden: hidden width of the feature share of the generators.
-        gain: factor on the Xavier values of W_2, so that y+- start near one instead of saturating both tanh.
+        gain: factor on the Xavier values of W_2 (the tanh gate needs y+- near one at the start; the balance gate does not care).
         feature_noise: standard deviation of Gaussian noise on the node features while training, drawn once a solve.
         edge_dropout: share of the edges that carry no message while training, drawn once a solve.
         edge_dim: width of the edge features; None without.
@@ -119,13 +123,14 @@ class SheafCascade(EquilibriumModel):
         stalk_dim: int = 3,
         channels: int = 16,
         *,
-        levels: int = 6,
-        level_steps: int = 4,
+        levels: int = 8,
+        level_steps: int = 8,
+        training_steps: Sequence[int] = (),
         tied: bool = True,
         shift: float = 1.4,
         gate: str = "balance",
-        hidden: int = 32,
-        edge_hidden: int = 32,
+        hidden: int = 24,
+        edge_hidden: int = 24,
         gain: float = 0.2,
         feature_noise: float = 0.0,
         edge_dropout: float = 0.0,
@@ -143,7 +148,8 @@ class SheafCascade(EquilibriumModel):
             "hidden": hidden,
             "edge_hidden": edge_hidden,
         }
-        for name, value in sizes.items():
+        training_steps = tuple(training_steps)
+        for name, value in [*sizes.items(), *(("training_steps", value) for value in training_steps)]:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InputError(f"{name} must be a positive integer, got {value!r}")
         super().__init__(steps=levels * level_steps, solver=solver, gradient=gradient)
@@ -154,6 +160,7 @@ class SheafCascade(EquilibriumModel):
         self.in_channels, self.out_channels = in_channels, out_channels
         self.stalk_dim, self.channels = stalk_dim, channels
         self.levels, self.tied = levels, bool(tied)
+        self.training_steps = training_steps
         self.gate = gate_by_name(gate)
         self.shift = self.gate.checked_shift(shift)
         self.gain, self.feature_noise, self.edge_dropout = float(gain), float(feature_noise), float(edge_dropout)
@@ -191,8 +198,8 @@ class SheafCascade(EquilibriumModel):
 
     @property
     def stochastic_training(self) -> bool:
-        """Whether training mode draws noise."""
-        return self.feature_noise > 0 or self.edge_dropout > 0
+        """Whether training mode draws at random."""
+        return self.feature_noise > 0 or self.edge_dropout > 0 or len(self.training_steps) > 0
 
     @property
     def level_rate(self) -> float:
@@ -263,8 +270,12 @@ class SheafCascade(EquilibriumModel):
         While level l runs, the levels below are final, so a level's residual is that of the joint state in its columns; the
         relative distance of one level is at least its share of the joint one, hence CONVERGED here implies CONVERGED there.
         """
-        solver = solver if solver is not None else self.solver
-        solver = solver.with_steps(max(1, solver.steps // self.levels))
+        if solver is None and self.training and self.training_steps:
+            drawn = int(torch.randint(len(self.training_steps), (1,)))
+            solver = self.solver.with_steps(self.training_steps[drawn])
+        else:
+            solver = solver if solver is not None else self.solver
+            solver = solver.with_steps(max(1, solver.steps // self.levels))
         adjoint = adjoint if adjoint is not None else self.adjoint
         options: dict[str, Any] = {"graph_of_node": graph.graph_of_node, "num_graphs": graph.num_graphs}
         below: Tensor | None = None
