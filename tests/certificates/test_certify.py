@@ -1,0 +1,196 @@
+"""Verdicts: the counterexample family, every rule, users' rules, and the audit that must catch a wrong one."""
+
+import json
+
+import pytest
+import torch
+
+from sheafdeq.certificates import Certificate, Domain, Effort, Level, Metric, Verdict, certify, rule_for, use_rule
+from sheafdeq.certificates.audit import audit, check_certificate, draw_problem, wrong_sheaf_rule
+from sheafdeq.certificates.ball import largest_ball
+from sheafdeq.certificates.box import global_box
+from sheafdeq.certificates.examine import examine
+from sheafdeq.certificates.refute import prove_fixed_point
+from sheafdeq.certificates.sheaf_enclosure import SheafEnclosure
+from sheafdeq.data.graph import Graph
+from sheafdeq.errors import InputError
+from sheafdeq.models.appnp import APPNP
+from sheafdeq.models.eignn import EIGNN
+from sheafdeq.models.energy_gnn import EnergyGNN
+from sheafdeq.models.graph_attn_deq import GraphAttnDEQ
+from sheafdeq.models.ignn import IGNN
+from sheafdeq.models.mlp import MLP
+from sheafdeq.models.sheaf_cascade import SheafCascade
+from sheafdeq.models.sheaf_deq import SheafDEQ
+from sheafdeq.models.strong_sheaf import StrongSheafDEQ
+from sheafdeq.theory.counterexample import counterexample
+
+FAST = Effort("fast", 300, 4, 4, 12, False)
+
+
+def ring(n: int = 5) -> Graph:
+    index = torch.arange(n)
+    edges = torch.stack([index, (index + 1) % n])
+    return Graph.build(torch.randn(n, 2), torch.cat([edges, edges.flip(0)], dim=1))
+
+
+@pytest.mark.parametrize("gain", [0.05, 0.3, 0.4])
+def test_the_counterexample_family_is_certified_below_one_half(gain):
+    family = counterexample(gain)
+    certificate = certify(family.model(), family.graph, effort=FAST)
+    assert certificate.verdict is Verdict.CERTIFIED
+    assert certificate.level is Level.GLOBAL
+    assert 2 * gain <= certificate.rate < 1  # 2a is the true rate at the equilibrium
+    assert certificate.delays
+    assert check_certificate(certificate, family.model(), family.graph)[1] is None
+
+
+@pytest.mark.parametrize("gain", [0.55, 1.0, 3.0])
+def test_the_counterexample_family_is_refuted_above_one_half(gain):
+    family = counterexample(gain)
+    certificate = certify(family.model(), family.graph, effort=FAST)
+    assert certificate.verdict is Verdict.REFUTED
+    assert certificate.witness.proved
+    assert max(certificate.witness.residuals) < 1e-10
+    model = family.model()
+    context = model.prepare(family.graph)
+    for state in (certificate.witness.first, certificate.witness.second):
+        assert torch.allclose(model.step(state, context), state, atol=1e-9)
+    assert certificate.witness.distance > 0.1
+    json.dumps(certificate.to_json(), allow_nan=False)
+    assert "two different equilibria" in certificate.report()
+
+
+def test_the_box_shrinks_to_the_threshold():
+    family = counterexample(0.48)
+    enclosure = SheafEnclosure(family.model(), family.model().prepare(family.graph))
+    box = global_box(enclosure, rounds=120)
+    assert box.rate < 1 < box.first_rate
+    beyond = counterexample(0.52)
+    assert global_box(SheafEnclosure(beyond.model(), beyond.model().prepare(beyond.graph)), rounds=60).rate > 1
+
+
+def test_a_ball_is_proved_at_the_stable_points_and_refused_at_the_unstable_one():
+    family = counterexample(1.0)
+    enclosure = SheafEnclosure(family.model(), family.model().prepare(family.graph))
+    unstable, stable = family.fixed_points[0], family.fixed_points[1]
+    weights = torch.tensor([[1.0, 9.0]]).double().expand(2, 2)  # the small entry moves relatively more
+    ball, _ = largest_ball(enclosure, stable, weights)
+    assert ball is not None
+    assert ball.rate < 1
+    assert ball.residual <= (1 - ball.rate) * ball.radius
+    assert largest_ball(enclosure, unstable, torch.ones_like(unstable))[0] is None
+    radius, method = prove_fixed_point(enclosure, unstable)  # exists all the same
+    assert method == "Krawczyk test"
+    assert radius < 1e-6
+    assert prove_fixed_point(enclosure, 1.3 * unstable) is None
+
+
+def test_every_start_in_a_certified_ball_is_led_to_its_centre():
+    family = counterexample(1.0)
+    model, (_, stable, _) = family.model(), family.fixed_points
+    context = model.prepare(family.graph)
+    ball, _ = largest_ball(SheafEnclosure(model, context), stable, torch.tensor([[1.0, 9.0]]).double().expand(2, 2))
+    lower, upper = ball.bounds()
+    for seed in range(8):
+        state = Domain("box", lower, upper).sample((2, 2), torch.Generator().manual_seed(seed))
+        for _ in range(300):
+            state = model.step(state, context)
+        assert torch.allclose(state, stable, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("make", "grounds"),
+    [
+        (lambda: IGNN(2, 3, 4), "Proposition 32"),
+        (lambda: APPNP(2, 3, 4), "Proposition 33"),
+        (lambda: APPNP(2, 3, 4, shift=1.3), "Proposition 34"),
+        (lambda: EIGNN(2, 3, 4), "Proposition 35"),
+        (lambda: EnergyGNN(2, 3, 2), "Proposition 36"),
+        (lambda: StrongSheafDEQ(2, 3, 2, 2, hidden=4), "Theorem 22"),
+        (lambda: SheafCascade(2, 3, 2, 2, levels=2, hidden=4), "Theorem 23"),
+    ],
+)
+def test_models_with_a_theorem_are_certified_by_it(make, grounds):
+    model, graph = make(), ring()
+    certificate = certify(model, graph)
+    assert certificate.verdict is Verdict.CERTIFIED
+    assert certificate.level is Level.GLOBAL
+    assert certificate.grounds.startswith(grounds)
+    assert all(a.holds and a.margin >= 0 for a in certificate.assumptions)
+    assert certificate.delays == (not isinstance(model, EnergyGNN))
+    ratio, contradiction = check_certificate(certificate, model.double(), graph.to(torch.float64))
+    assert contradiction is None
+    assert ratio <= 1 + 1e-7
+
+
+def test_a_broken_constraint_is_not_certified():
+    model = IGNN(2, 3, 4)
+    with torch.no_grad():
+        model.recurrent.copy_(3 * torch.eye(4))
+    certificate = certify(model, ring(), effort=FAST)
+    assert certificate.verdict is not Verdict.CERTIFIED
+    assert not certificate.assumptions[0].holds
+
+
+def test_models_without_a_theorem_are_never_certified():
+    assert rule_for(GraphAttnDEQ) is examine
+    certificate = certify(GraphAttnDEQ(2, 3, 2, 2), ring(), effort=FAST)
+    assert certificate.verdict is not Verdict.CERTIFIED
+    with pytest.raises(InputError, match="not an equilibrium"):
+        certify(MLP(2, 3), ring())
+    with pytest.raises(InputError, match="effort"):
+        certify(IGNN(2, 3), ring(), effort="much")
+
+
+def test_users_bring_rules_and_subclasses_inherit_them():
+    class Mine(IGNN):
+        pass
+
+    assert rule_for(Mine) is rule_for(IGNN)
+
+    def mine(problem):
+        return Certificate(Verdict.NOT_CERTIFIED, Level.NONE, problem.title, problem.place, grounds="mine")
+
+    use_rule(Mine, mine)
+    assert certify(Mine(2, 3), ring()).grounds == "mine"
+    assert certify(IGNN(2, 3), ring()).grounds == "Proposition 32"
+
+
+def test_certificates_cannot_be_issued_against_their_own_assumptions():
+    from sheafdeq.certificates import Assumption
+
+    fine = {"metric": Metric("sup"), "domain": Domain("all")}
+    with pytest.raises(ValueError, match="rate below one"):
+        Certificate(Verdict.CERTIFIED, Level.GLOBAL, "m", "g", 1.0, **fine)
+    with pytest.raises(ValueError, match="assumptions fails"):
+        Certificate(Verdict.CERTIFIED, Level.GLOBAL, "m", "g", 0.5, assumptions=(Assumption("x", 2, 1),), **fine)
+    with pytest.raises(ValueError, match="witness"):
+        Certificate(Verdict.REFUTED, Level.NONE, "m", "g")
+
+
+def test_no_false_certificate_in_random_draws():
+    report = audit(40)
+    assert report.violations == []
+    assert sum(count for name, count in report.verdicts.items() if "not certified" not in name) > 20
+
+
+@pytest.mark.slow
+def test_no_false_certificate_in_many_random_draws():
+    assert audit(400, first=1000).violations == []
+
+
+def test_the_audit_catches_the_published_rule():
+    report = audit(12, only=SheafDEQ, with_rule=wrong_sheaf_rule)
+    assert len(report.violations) >= 3
+
+
+def test_the_audit_catches_a_rate_that_is_slightly_too_small():
+    """A rule that forgets 5 % of the true worst rate: the steepest direction finds it."""
+
+    model, graph = draw_problem(0, only=APPNP)
+    from dataclasses import replace
+
+    certificate = certify(model, graph)
+    assert check_certificate(certificate, model, graph)[1] is None
+    assert check_certificate(replace(certificate, rate=0.9 * certificate.rate), model, graph)[1] is not None
