@@ -49,3 +49,14 @@ def test_toml(tmp_path):
         TrainingConfig.read(path)
     with pytest.raises(InputError, match="no such file"):
         TrainingConfig.read(tmp_path / "absent.toml")
+
+
+def test_the_example_configurations_are_valid():
+    from pathlib import Path
+
+    from sheafdeq.training.sweep import Sweep
+
+    folder = Path(__file__).parents[2] / "configs"
+    for name in ("level10_sheafdeq.toml", "settle.toml"):
+        TrainingConfig.read(folder / name)
+    assert len(Sweep.load(folder / "my_sweep.toml").configs()) == 9
