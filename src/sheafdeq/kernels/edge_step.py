@@ -182,10 +182,15 @@ class _Native:
         suffix = "float" if dtype == torch.float32 else "double"
         self.edge_forward = getattr(module, f"edge_forward_{suffix}")
         self.edge_backward = getattr(module, f"edge_backward_{suffix}")
+        self.step_forward = getattr(module, f"step_forward_{suffix}")
+        self.step_backward = getattr(module, f"step_backward_{suffix}")
         self.lanes: int = getattr(module, f"lanes_{suffix}")()
 
     def padded(self, width: int) -> int:
         return -(-width // self.lanes) * self.lanes
+
+    def edge_table(self, edge_hidden: Tensor | None, h: int) -> Tensor | None:
+        return None if edge_hidden is None else _pad(edge_hidden, 2, self.padded(h))
 
 
 def _pad(tensor: Tensor, parts: int, width: int) -> Tensor:
@@ -261,7 +266,7 @@ def _edge_arguments(native: _Native, tensors: Any, edges: EdgeLayout, d: int, q:
         hidden,
         _pad(source_hidden, 2, hidden),
         _pad(target_hidden, 2, hidden),
-        None if edge_hidden is None else _pad(edge_hidden, 2, hidden),
+        native.edge_table(edge_hidden, second[0].shape[1]),
         _pad(source_values, d, channels),
         _pad(own_values, d, channels),
         _pad(second[0], 1, hidden).contiguous(),
@@ -545,106 +550,70 @@ class _Step(torch.autograd.Function):
         q: int,
     ) -> Tensor:
         native = _Native(state.dtype)
-        first = _first_layers(first_source_weight, first_target_weight, d * q)
-        second = (second_source_weight, second_source_bias, second_target_weight, second_target_bias)
-        bias = torch.cat([first_source_bias, first_target_bias])
-        tables = _node_tables(state, first, bias, stalk_mixing, channel_mixing, pre_norm, d, q)
-        out = state.new_empty(edges.num_targets, d * native.padded(q))
-        tensors = (tables[0], tables[1], edge_hidden, tables[2], tables[2], *second)
-        native.edge_forward(*_edge_arguments(native, tensors, edges, d, q), out, torch.get_num_threads())
-        tanh = _cut(out, d, q).tanh_()
-        ctx.save_for_backward(
-            state,
-            tanh,
+        parameters = (
             first_source_weight,
             first_source_bias,
             first_target_weight,
             first_target_bias,
-            *second,
+            second_source_weight,
+            second_source_bias,
+            second_target_weight,
+            second_target_bias,
             stalk_mixing,
             channel_mixing,
-            edge_hidden,
         )
+        out = torch.empty_like(state, memory_format=torch.contiguous_format)
+        tanh = torch.empty_like(out) if any(ctx.needs_input_grad) else None
+        native.step_forward(
+            edges.native,
+            d,
+            q,
+            pre_norm,
+            shift,
+            state.detach().contiguous(),
+            drive.detach().contiguous(),
+            *(parameter.detach().contiguous() for parameter in parameters),
+            native.edge_table(edge_hidden, len(first_source_bias)),
+            out,
+            tanh,
+            torch.get_num_threads(),
+        )
+        ctx.save_for_backward(state, tanh, *parameters, edge_hidden)
         ctx.options = (pre_norm, edges, d, q)
-        return (tanh + shift).add_(drive)
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        state, tanh, *rest = ctx.saved_tensors
-        first_source_weight, first_source_bias, first_target_weight, first_target_bias, *rest = rest
-        *second, stalk_mixing, channel_mixing, edge_hidden = rest
+        state, tanh, *parameters, edge_hidden = ctx.saved_tensors
         pre_norm, edges, d, q = ctx.options
         native = _Native(state.dtype)
-        n, c, h = edges.num_targets, d * q, len(first_source_bias)
-        first = _first_layers(first_source_weight, first_target_weight, c)
-        bias = torch.cat([first_source_bias, first_target_bias])
-        tables = _node_tables(state, first, bias, stalk_mixing, channel_mixing, pre_norm, d, q)
-        inner = torch.ops.aten.tanh_backward(grad.contiguous(), tanh)
-        tensors = (tables[0], tables[1], edge_hidden, tables[2], tables[2], *second)
-        source_hidden_grad, target_hidden_grad, edge_hidden_grad, values_grad, own_grad, *second_grad = _edge_backward(
-            native, tensors, edges, d, q, _pad(inner, d, native.padded(q))
-        )
-        normalised, half_values = tables[3], tables[4]
-        assert source_hidden_grad is not None
-        assert target_hidden_grad is not None
-        assert values_grad is not None
-        assert own_grad is not None
-        # first layer
-        normalised_grad = source_hidden_grad @ first[0]
-        normalised_grad.addmm_(target_hidden_grad, first[1])
-        first_grad = first_source_weight.new_zeros(2, h, first_source_weight.shape[1])
-        first_grad[:, :, :c] = (source_hidden_grad.T @ normalised).view(2, h, c)
-        first_grad[:, :, c : 2 * c] = (target_hidden_grad.T @ normalised).view(2, h, c)
-        bias_grad = target_hidden_grad.sum(0).view(2, h)
-        # values: Y_i = sum_j W1[i, j] (H_j W2)
-        gradient = (values_grad + own_grad).view(n, d, q)
-        stalk_grad = torch.einsum("niq,njq->ij", gradient, half_values)
-        half_grad = (stalk_mixing.T @ gradient).view(n * d, q)
-        channel_grad = state.view(n * d, q).T @ half_grad
-        state_grad = half_grad @ channel_mixing.T
-        if pre_norm:
-            rows = normalised.view(n * d, q)
-            normalised_grad = normalised_grad.view(n * d, q)
-            norm = state.view(n * d, q).norm(dim=1, keepdim=True)
-            along = (normalised_grad * rows).sum(1, keepdim=True)
-            along = torch.where(norm >= NORM_FLOOR, along, torch.zeros_like(along))
-            state_grad += (normalised_grad - rows * along) / norm.clamp(min=NORM_FLOOR)
-        else:
-            state_grad += normalised_grad.view(n * d, q)
-        return (
-            state_grad.view(n, c),
-            grad,
-            first_grad[0],
-            bias_grad[0],
-            first_grad[1],
-            bias_grad[1],
-            *second_grad,
-            stalk_grad,
-            channel_grad,
+        h = len(parameters[1])
+        state_grad = torch.empty_like(state, memory_format=torch.contiguous_format)
+        edge_hidden_grad = None
+        if edge_hidden is not None and ctx.needs_input_grad[12]:
+            edge_hidden_grad = state.new_empty(len(edge_hidden), 2 * native.padded(h))
+        sizes = [parameter.numel() for parameter in parameters]
+        parameter_grad = state.new_empty(sum(sizes)) if any(ctx.needs_input_grad[2:12]) else None
+        native.step_backward(
+            edges.native,
+            d,
+            q,
+            pre_norm,
+            state.detach().contiguous(),
+            tanh,
+            *(parameter.detach().contiguous() for parameter in parameters),
+            native.edge_table(edge_hidden, h),
+            grad.contiguous(),
+            state_grad,
             edge_hidden_grad,
-            *(None,) * 6,
+            parameter_grad,
+            torch.get_num_threads(),
         )
-
-
-def _first_layers(source: Tensor, target: Tensor, c: int) -> tuple[Tensor, Tensor]:
-    """First layers of both generators side by side: what multiplies the source state, and the target state; each (2h, c)."""
-    return torch.cat([source[:, :c], target[:, :c]]), torch.cat([source[:, c : 2 * c], target[:, c : 2 * c]])
-
-
-def _node_tables(
-    state: Tensor,
-    first: tuple[Tensor, Tensor],
-    bias: Tensor,
-    stalk_mixing: Tensor,
-    channel_mixing: Tensor,
-    pre_norm: bool,
-    d: int,
-    q: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """A, B, Y, and the intermediate Z and H W_2."""
-    rows = state.view(-1, q)
-    normalised = functional.normalize(rows, dim=1, eps=NORM_FLOOR).view_as(state) if pre_norm else state
-    half_values = (rows @ channel_mixing).view(-1, d, q)
-    values = (stalk_mixing @ half_values).view_as(state)
-    return normalised @ first[0].T, torch.addmm(bias, normalised, first[1].T), values, normalised, half_values
+        gradients: list[Tensor | None] = [None] * len(parameters)
+        if parameter_grad is not None:
+            parts = parameter_grad.split(sizes)
+            gradients = [part.view_as(parameter) for part, parameter in zip(parts, parameters, strict=True)]
+        if edge_hidden_grad is not None:
+            edge_hidden_grad = _cut(edge_hidden_grad, 2, h)
+        return (state_grad, grad, *gradients, edge_hidden_grad, *(None,) * 6)

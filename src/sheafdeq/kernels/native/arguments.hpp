@@ -33,8 +33,18 @@ template <class T> struct EdgePass {
   T* out = nullptr;  // forward: (n, d q)
   std::int64_t out_stride = 0;
 
+  // The rest of a step, when `step` is not null: step = tanh(out) + shift + drive, rows of d * `step_channels`
+  // without padding; `tanh` keeps tanh(out). `out` is then one row of scratch for each thread.
+  int step_channels = 0;
+  T shift = 0;
+  const T* drive = nullptr;
+  T* step = nullptr;
+  T* tanh = nullptr;  // written forward; read backward, where grad(out) = step_grad * (1 - tanh^2)
+  const T* step_grad = nullptr;
+
   // backward
-  const T* grad = nullptr;  // (n, d q) gradient of `out`
+  // (n, d q) gradient of `out`; with `step_grad` it is written here row by row (`own_values_grad` lends its rows)
+  const T* grad = nullptr;
   std::int64_t grad_stride = 0;
   const std::int32_t* slot = nullptr;  // (e) row of the source gradient that an edge adds to
   T* source_grad = nullptr;            // (m + ghosts, 2h + d q), zero on entry
@@ -48,8 +58,29 @@ template <class T> struct EdgePass {
 // What one thread works on: targets first <= v < last, and memory of its own.
 template <class T> struct EdgeShare {
   std::int64_t first = 0, last = 0;
-  T* scratch = nullptr;            // `edge_scratch` elements, aligned to 64 bytes
-  double* parameter_grad = nullptr;  // backward: 2 (d d) (h + 1) sums for weights and biases, zero on entry
+  T* scratch = nullptr;              // `edge_scratch` elements, aligned to 64 bytes
+  // backward: 2 (d d) (h + 1) sums for weights and biases, zero on entry; null when they are not wanted
+  double* parameter_grad = nullptr;
+};
+
+// The node part of a step. `hidden` and `channels` are padded as in EdgePass, `q` is not.
+template <class T> struct NodePass {
+  int d = 0, q = 0, channels = 0, hidden = 0;
+  bool pre_norm = true;
+  const T* state = nullptr;                   // (n, d q)
+  const T* first_columns = nullptr;           // (d q, 4h): first layers transposed: what reads the source | the target
+  const T* first_rows = nullptr;              // (4h, d q padded): the same, not transposed
+  const T* bias = nullptr;                    // (2h)
+  const T* stalk_mixing = nullptr;            // (d, d)
+  const T* channel_mixing = nullptr;          // (q, q padded)
+  const T* channel_mixing_columns = nullptr;  // (q, q padded): its transpose
+  // forward: tables [A | Y] and B are written; backward: they hold gradients, and Y's is completed by own_grad
+  T* source = nullptr;
+  T* target = nullptr;
+  std::int64_t source_stride = 0, target_stride = 0;
+  const T* own_grad = nullptr;
+  std::int64_t own_grad_stride = 0;
+  T* state_grad = nullptr;  // (n, d q)
 };
 
 constexpr int specialised_dimensions = 6;
@@ -65,7 +96,11 @@ template <class T> struct EdgeFunctions {
 template <class T> struct Kernels {
   int lanes;
   EdgeFunctions<T> edges[specialised_dimensions];  // d = 1..6
-  std::int64_t (*edge_scratch)(int d, int hidden);
+  std::int64_t (*edge_scratch)(int d, int hidden, int channels);
+  void (*node_forward)(const NodePass<T>&, std::int64_t first, std::int64_t last, T* scratch);
+  void (*node_backward)(const NodePass<T>&, std::int64_t first, std::int64_t last, T* scratch, double* parameter_grad);
+  std::int64_t (*node_scratch)(const NodePass<T>&);
+  std::int64_t (*node_parameters)(const NodePass<T>&);
 };
 
 }  // namespace sheafdeq

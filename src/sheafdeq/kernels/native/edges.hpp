@@ -20,55 +20,48 @@ using sheafdeq::EdgeShare;
 
 template <class T> constexpr T norm_floor = T(1e-12);
 
-template <class T, int D> struct EdgeKernel {
+// What does not depend on the stalk dimension except through the number of map entries: compiled once.
+template <class T> struct EdgeBlock {
   using V = Vec<T>;
   static constexpr int W = Lanes<T>::W;
   static constexpr int EB = 2 * W;
-  static constexpr int most = D ? D : sheafdeq::largest_dimension;
-  static constexpr int most_squared = most * most;
-  static constexpr int flush_every = 64;  // blocks whose parameter gradients are summed before widening
 
-  // One block: its edges (the last one repeated where the block is not full) and its maps.
-  struct Block {
-    alignas(64) T raw[2][most_squared * EB];      // second-layer outputs of the source and the target maps
-    alignas(64) T product[most_squared * EB];     // w F_t^T F_s
-    alignas(64) T square[most_squared * EB];      // F_t^T F_t, upper triangle
-    alignas(64) T weight[EB];
-    std::int32_t source[EB], target[EB];
+  // One block: its edges. The arrays of a full block are read where they are; the last block is
+  // copied and filled up with its last edge at weight zero.
+  struct Edges {
+    alignas(64) T filled_weight[EB];
+    std::int32_t filled_source[EB], filled_target[EB], filled_slot[EB];
+    const std::int32_t *source, *target, *slot;
+    const T* weight;
     int count;
   };
 
-  static SHEAFDEQ_INLINE int dim(const EdgePass<T>& pass) { return D ? D : pass.d; }
-
-  // Outer loops over map entries: unrolled for small stalks, where everything fits the registers anyway.
-  template <class F> static SHEAFDEQ_INLINE void each(int count, F&& body) {
-    if constexpr (D != 0 && D <= 3) {
-      SHEAFDEQ_UNROLL for (int i = 0; i < count; i++) body(i);
-    } else {
-      _Pragma("GCC unroll 1") for (int i = 0; i < count; i++) body(i);
+  static SHEAFDEQ_NOINLINE void take(const EdgePass<T>& pass, std::int64_t e0, std::int64_t end, Edges& block) {
+    block.source = pass.source + e0;
+    block.target = pass.target + e0;
+    block.weight = pass.weight + e0;
+    block.slot = pass.slot ? pass.slot + e0 : nullptr;
+    block.count = EB;
+    if (end - e0 >= EB) return;
+    block.count = static_cast<int>(end - e0);
+    for (int e = 0; e < EB; e++) {
+      const int x = e < block.count ? e : block.count - 1;
+      block.filled_source[e] = block.source[x];
+      block.filled_target[e] = block.target[x];
+      block.filled_weight[e] = e < block.count ? block.weight[x] : T(0);
+      if (block.slot) block.filled_slot[e] = block.slot[x];
     }
-  }
-
-  static SHEAFDEQ_INLINE void take(const EdgePass<T>& pass, std::int64_t e0, std::int64_t end, Block& block) {
-    const std::int64_t left = end - e0;
-    block.count = left < EB ? static_cast<int>(left) : EB;
-    for (int e = 0; e < block.count; e++) {
-      block.source[e] = pass.source[e0 + e];
-      block.target[e] = pass.target[e0 + e];
-      block.weight[e] = pass.weight[e0 + e];
-    }
-    for (int e = block.count; e < EB; e++) {
-      block.source[e] = block.source[block.count - 1];
-      block.target[e] = block.target[block.count - 1];
-      block.weight[e] = T(0);
-    }
+    block.source = block.filled_source;
+    block.target = block.filled_target;
+    block.weight = block.filled_weight;
+    if (block.slot) block.slot = block.filled_slot;
   }
 
   // Rows the next block will gather; they lie anywhere in memory.
-  static SHEAFDEQ_INLINE void prefetch(const EdgePass<T>& pass, std::int64_t e0, std::int64_t end, bool write) {
+  static SHEAFDEQ_NOINLINE void prefetch(const EdgePass<T>& pass, std::int64_t e0, std::int64_t end, bool write) {
     const std::int64_t stop = e0 + EB < end ? e0 + EB : end;
     const int hidden_bytes = 2 * pass.hidden * static_cast<int>(sizeof(T));
-    const int value_bytes = dim(pass) * pass.channels * static_cast<int>(sizeof(T));
+    const int value_bytes = pass.d * pass.channels * static_cast<int>(sizeof(T));
     for (std::int64_t e = e0; e < stop; e++) {
       const char* hidden = reinterpret_cast<const char*>(pass.source_hidden + pass.source[e] * pass.source_hidden_stride);
       const char* values = reinterpret_cast<const char*>(pass.source_values + pass.source[e] * pass.source_values_stride);
@@ -81,43 +74,38 @@ template <class T, int D> struct EdgeKernel {
     }
   }
 
-  // Hidden rows of generator `map`: (EB, h) in `rows` when kept, and (h, EB) in `columns`.
-  template <bool keep, bool with_edges>
-  static SHEAFDEQ_INLINE void hidden_rows(const EdgePass<T>& pass, const Block& block, std::int64_t e0, int map,
+  // Hidden rows of generator `map`: (EB, h) in `rows`, and transposed, (h, EB), in `columns`.
+  template <bool with_edges>
+  static SHEAFDEQ_INLINE void hidden_rows(const EdgePass<T>& pass, const Edges& block, std::int64_t e0, int map,
                                           T* __restrict rows, T* __restrict columns) {
     const int h = pass.hidden;
-    for (int g = 0; g < EB; g += W) {
-      const T *a[W], *b[W], *c[W];
-      SHEAFDEQ_UNROLL for (int e = 0; e < W; e++) {
-        const int x = g + e;
-        a[e] = pass.source_hidden + block.source[x] * pass.source_hidden_stride + map * h;
-        b[e] = pass.target_hidden + block.target[x] * pass.target_hidden_stride + map * h;
-        if (with_edges) {
-          const int y = x < block.count ? x : block.count - 1;
-          c[e] = pass.edge_hidden + (e0 + y) * pass.edge_hidden_stride + map * h;
-        }
+    for (int e = 0; e < EB; e++) {
+      const T* a = pass.source_hidden + block.source[e] * pass.source_hidden_stride + map * h;
+      const T* b = pass.target_hidden + block.target[e] * pass.target_hidden_stride + map * h;
+      const int y = e < block.count ? e : block.count - 1;
+      const T* c = with_edges ? pass.edge_hidden + (e0 + y) * pass.edge_hidden_stride + map * h : nullptr;
+      T* row = rows + e * h;
+      for (int k = 0; k < h; k += W) {
+        V x = load(a + k) + load(b + k);
+        if (with_edges) x += load(c + k);
+        store(row + k, rectify(x));
       }
+    }
+    for (int g = 0; g < EB; g += W)
       for (int k = 0; k < h; k += W) {
         V r[W];
-        SHEAFDEQ_UNROLL for (int e = 0; e < W; e++) {
-          V x = load(a[e] + k) + load(b[e] + k);
-          if (with_edges) x += load(c[e] + k);
-          r[e] = rectify(x);
-          if (keep) store(rows + (g + e) * h + k, r[e]);
-        }
+        SHEAFDEQ_UNROLL for (int e = 0; e < W; e++) r[e] = load(rows + (g + e) * h + k);
         transpose<T>(r);
         SHEAFDEQ_UNROLL for (int j = 0; j < W; j++) store(columns + (k + j) * EB + g, r[j]);
       }
-    }
   }
 
-  template <bool keep>
-  static SHEAFDEQ_INLINE void hidden_of(const EdgePass<T>& pass, const Block& block, std::int64_t e0, int map, T* rows,
+  static SHEAFDEQ_NOINLINE void hidden_of(const EdgePass<T>& pass, const Edges& block, std::int64_t e0, int map, T* rows,
                                         T* columns) {
     if (pass.edge_hidden)
-      hidden_rows<keep, true>(pass, block, e0, map, rows, columns);
+      hidden_rows<true>(pass, block, e0, map, rows, columns);
     else
-      hidden_rows<keep, false>(pass, block, e0, map, rows, columns);
+      hidden_rows<false>(pass, block, e0, map, rows, columns);
   }
 
   // R outputs of the second layer for EB edges.
@@ -140,8 +128,8 @@ template <class T, int D> struct EdgeKernel {
     }
   }
 
-  static SHEAFDEQ_INLINE void second_layer(const EdgePass<T>& pass, const T* columns, int map, T* out) {
-    const int count = dim(pass) * dim(pass), h = pass.hidden;
+  static SHEAFDEQ_NOINLINE void second_layer(const EdgePass<T>& pass, const T* columns, int map, T* out) {
+    const int count = pass.d * pass.d, h = pass.hidden;
     const T *weight = pass.weight_of_map[map], *bias = pass.bias_of_map[map];
     int i = 0;
     for (; i + 9 <= count || i + 5 == count; i += 5) outputs<5>(columns, weight + i * h, bias + i, h, out + i * EB);
@@ -150,7 +138,130 @@ template <class T, int D> struct EdgeKernel {
     for (; i < count; i++) outputs<1>(columns, weight + i * h, bias + i, h, out + i * EB);
   }
 
-  // Frobenius norm and its guarded reciprocal, edges in the lanes.
+  // weight_grad[i] += sum over edges of a[i][e] hidden[e], R rows by KV vectors in registers.
+  template <int R, int KV>
+  static SHEAFDEQ_INLINE void weight_tile(const T* __restrict a, const T* __restrict rows, int h, T* __restrict out) {
+    V sum[R][KV];
+    SHEAFDEQ_UNROLL for (int r = 0; r < R; r++) SHEAFDEQ_UNROLL for (int v = 0; v < KV; v++) {
+      sum[r][v] = load(out + r * h + v * W);
+    }
+    for (int e = 0; e < EB; e++) {
+      V x[KV];
+      SHEAFDEQ_UNROLL for (int v = 0; v < KV; v++) x[v] = load(rows + e * h + v * W);
+      SHEAFDEQ_UNROLL for (int r = 0; r < R; r++) {
+        const V y = splat(a[r * EB + e]);
+        SHEAFDEQ_UNROLL for (int v = 0; v < KV; v++) sum[r][v] += y * x[v];
+      }
+    }
+    SHEAFDEQ_UNROLL for (int r = 0; r < R; r++) SHEAFDEQ_UNROLL for (int v = 0; v < KV; v++) {
+      store(out + r * h + v * W, sum[r][v]);
+    }
+  }
+  template <int KV>
+  static SHEAFDEQ_INLINE void weight_columns(const T* a, const T* rows, int count, int h, T* out) {
+    int i = 0;
+    for (; i + 3 <= count; i += 3) weight_tile<3, KV>(a + i * EB, rows, h, out + i * h);
+    for (; i < count; i++) weight_tile<1, KV>(a + i * EB, rows, h, out + i * h);
+  }
+  static SHEAFDEQ_NOINLINE void weight_gradient(const T* a, const T* rows, int count, int h, T* out) {
+    int k = 0;
+    for (; k + 3 * W <= h; k += 3 * W) weight_columns<3>(a, rows + k, count, h, out + k);
+    if (k + 2 * W <= h) {
+      weight_columns<2>(a, rows + k, count, h, out + k);
+      k += 2 * W;
+    }
+    if (k < h) weight_columns<1>(a, rows + k, count, h, out + k);
+  }
+
+  // Gradient of four hidden rows, masked by the rectifier, added to source, target and edge.
+  template <int KV>
+  static SHEAFDEQ_INLINE void hidden_tile(const EdgePass<T>& pass, const Edges& block, std::int64_t e0, int e,
+                                          int offset, const T* __restrict a, const T* __restrict weight,
+                                           const T* __restrict rows) {
+    const int h = pass.hidden, count = pass.d * pass.d;
+    V sum[4][KV];
+    SHEAFDEQ_UNROLL for (int r = 0; r < 4; r++) SHEAFDEQ_UNROLL for (int v = 0; v < KV; v++) sum[r][v] = V{};
+    for (int i = 0; i < count; i++) {
+      V w[KV];
+      SHEAFDEQ_UNROLL for (int v = 0; v < KV; v++) w[v] = load(weight + i * h + v * W);
+      SHEAFDEQ_UNROLL for (int r = 0; r < 4; r++) {
+        const V x = splat(a[i * EB + e + r]);
+        SHEAFDEQ_UNROLL for (int v = 0; v < KV; v++) sum[r][v] += x * w[v];
+      }
+    }
+    SHEAFDEQ_UNROLL for (int r = 0; r < 4; r++) {
+      T* source = pass.source_grad + block.slot[e + r] * pass.source_grad_stride + offset;
+      SHEAFDEQ_UNROLL for (int v = 0; v < KV; v++) {
+        const V x = load(rows + (e + r) * h + v * W);
+        sum[r][v] = x <= V{} ? V{} : sum[r][v];
+        store(source + v * W, load(source + v * W) + sum[r][v]);
+      }
+    }
+    if (pass.edge_hidden_grad) {
+      for (int r = 0; r < 4 && e + r < block.count; r++) {
+        T* edge = pass.edge_hidden_grad + (e0 + e + r) * pass.edge_hidden_grad_stride + offset;
+        SHEAFDEQ_UNROLL for (int v = 0; v < KV; v++) store(edge + v * W, sum[r][v]);
+      }
+    }
+    if (block.target[e] == block.target[e + 3]) {
+      T* target = pass.target_hidden_grad + block.target[e] * pass.target_hidden_grad_stride + offset;
+      SHEAFDEQ_UNROLL for (int v = 0; v < KV; v++) {
+        store(target + v * W, load(target + v * W) + ((sum[0][v] + sum[1][v]) + (sum[2][v] + sum[3][v])));
+      }
+    } else {
+      SHEAFDEQ_UNROLL for (int r = 0; r < 4; r++) {
+        T* target = pass.target_hidden_grad + block.target[e + r] * pass.target_hidden_grad_stride + offset;
+        SHEAFDEQ_UNROLL for (int v = 0; v < KV; v++) store(target + v * W, load(target + v * W) + sum[r][v]);
+      }
+    }
+  }
+  static SHEAFDEQ_NOINLINE void hidden_gradient(const EdgePass<T>& pass, const Edges& block, std::int64_t e0, int map,
+                                                const T* a, const T* rows) {
+    const int h = pass.hidden;
+    const T* weight = pass.weight_of_map[map];
+    for (int e = 0; e < block.count; e += 4) {
+      int k = 0;
+      for (; k + 3 * W <= h; k += 3 * W) hidden_tile<3>(pass, block, e0, e, map * h + k, a, weight + k, rows + k);
+      if (k + 2 * W <= h) {
+        hidden_tile<2>(pass, block, e0, e, map * h + k, a, weight + k, rows + k);
+        k += 2 * W;
+      }
+      if (k < h) hidden_tile<1>(pass, block, e0, e, map * h + k, a, weight + k, rows + k);
+    }
+  }
+
+};
+
+template <class T, int D> struct EdgeKernel {
+  using V = Vec<T>;
+  using I = typename Lanes<T>::I;
+  using Common = EdgeBlock<T>;
+  static constexpr int W = Lanes<T>::W;
+  static constexpr int EB = Common::EB;
+  static constexpr int most = D ? D : sheafdeq::largest_dimension;
+  static constexpr int most_squared = most * most;
+  static constexpr int pitch = 2 * EB;    // row length of `curve`, which is written with overrun
+  static constexpr int flush_every = 64;  // blocks whose parameter gradients are summed before widening
+
+  // The edges of a block with their maps.
+  struct Block : Common::Edges {
+    alignas(64) T raw[2][most_squared * EB];   // second-layer outputs of the source and the target maps
+    alignas(64) T product[most_squared * EB];  // w F_t^T F_s
+    alignas(64) T square[most_squared * EB];   // F_t^T F_t, upper triangle
+  };
+
+  static SHEAFDEQ_INLINE int dim(const EdgePass<T>& pass) { return D ? D : pass.d; }
+
+  // Outer loops over map entries: unrolled for small stalks, where everything fits the registers anyway.
+  template <class F> static SHEAFDEQ_INLINE void each(int count, F&& body) {
+    if constexpr (D != 0 && D <= 3) {
+      SHEAFDEQ_UNROLL for (int i = 0; i < count; i++) body(i);
+    } else {
+      _Pragma("GCC unroll 1") for (int i = 0; i < count; i++) body(i);
+    }
+  }
+
+  // Frobenius norm and its reciprocal, edges in the lanes.
   static SHEAFDEQ_INLINE V norm_of(const T* raw, int count) {
     V sum{};
     for (int i = 0; i < count; i++) {
@@ -165,7 +276,7 @@ template <class T, int D> struct EdgeKernel {
   }
 
   // product = w F_t^T F_s and square = F_t^T F_t from the raw outputs.
-  static SHEAFDEQ_INLINE void products(const EdgePass<T>& pass, Block& block) {
+  static SHEAFDEQ_NOINLINE void products(const EdgePass<T>& pass, Block& block) {
     const int d = dim(pass);
     for (int g = 0; g < EB; g += W) {
       const T *fs = block.raw[0] + g, *ft = block.raw[1] + g;
@@ -211,13 +322,34 @@ template <class T, int D> struct EdgeKernel {
     }
   }
 
-  static SHEAFDEQ_INLINE void add_squares(const EdgePass<T>& pass, const Block& block, int a, int b, T* diagonal) {
+  // Lane by lane sums of F_t^T F_t over the edges a..b; the lanes themselves are summed when the node is done.
+  static SHEAFDEQ_INLINE void add_squares(const EdgePass<T>& pass, const Block& block, int a, int b, V* diagonal) {
     const int d = dim(pass);
-    SHEAFDEQ_UNROLL for (int i = 0; i < d; i++) SHEAFDEQ_UNROLL for (int j = i; j < d; j++) {
-      T sum = diagonal[i * d + j];
-      for (int e = a; e < b; e++) sum += block.square[(i * d + j) * EB + e];
-      diagonal[i * d + j] = sum;
+    const I lane = lane_numbers<T>();
+    for (int g = a / W * W; g < b; g += W) {
+      const I inside = (lane >= a - g) & (lane < b - g);
+      SHEAFDEQ_UNROLL for (int i = 0; i < d; i++) SHEAFDEQ_UNROLL for (int j = i; j < d; j++) {
+        diagonal[i * d + j] += (V)((I)load(block.square + (i * d + j) * EB + g) & inside);
+      }
     }
+  }
+  // Sums over the lanes of the upper triangle of a matrix of vectors.
+  static SHEAFDEQ_INLINE void sum_lanes(int d, const V* lanes, T* upper) {
+    V pending[W];
+    std::int32_t place[W];
+    int waiting = 0;
+    auto flush = [&] {
+      for (int l = waiting; l < W; l++) pending[l] = V{};
+      const V total = sums<T>(pending);
+      for (int l = 0; l < waiting; l++) upper[place[l]] = total[l];
+      waiting = 0;
+    };
+    SHEAFDEQ_UNROLL for (int i = 0; i < d; i++) SHEAFDEQ_UNROLL for (int j = i; j < d; j++) {
+      pending[waiting] = lanes[i * d + j];
+      place[waiting++] = i * d + j;
+      if (waiting == W) flush();
+    }
+    if (waiting) flush();
   }
 
   // out = base + x - factor * S x for the symmetric S of which the upper triangle is given (base may be null,
@@ -239,7 +371,7 @@ template <class T, int D> struct EdgeKernel {
   }
 
   // tanh, shift and drive of one finished row.
-  static SHEAFDEQ_INLINE void finish(const EdgePass<T>& pass, std::int64_t v, const T* row) {
+  static SHEAFDEQ_NOINLINE void finish(const EdgePass<T>& pass, std::int64_t v, const T* row) {
     const int d = dim(pass), q = pass.step_channels;
     for (int i = 0; i < d; i++)
       for (int c = 0; c < q; c += W) {
@@ -251,7 +383,7 @@ template <class T, int D> struct EdgeKernel {
   }
 
   // The gradient that enters a row of `out`, from the gradient of the step.
-  static SHEAFDEQ_INLINE void start(const EdgePass<T>& pass, std::int64_t v, T* row) {
+  static SHEAFDEQ_NOINLINE void start(const EdgePass<T>& pass, std::int64_t v, T* row) {
     const int d = dim(pass), q = pass.step_channels;
     for (int i = 0; i < d; i++) {
       for (int c = 0; c < q; c += W) {
@@ -265,10 +397,12 @@ template <class T, int D> struct EdgeKernel {
   static void forward(const EdgePass<T>& pass, const EdgeShare<T>& share) {
     const int d = dim(pass), q = pass.channels, width = d * q;
     T* columns = share.scratch;
-    T* row_scratch = columns + EB * pass.hidden;
+    T* rows = columns + EB * pass.hidden;
+    T* row_scratch = rows + EB * pass.hidden;
     auto row_of = [&](std::int64_t v) { return pass.step ? row_scratch : pass.out + v * pass.out_stride; };
     Block block;
-    T diagonal[most_squared];
+    V diagonal[most_squared];
+    T upper[most_squared];
     std::int64_t v = share.first;
     const std::int64_t end = pass.pointer[share.last];
     auto enter = [&] {  // nodes without edges keep their own values; stop at the next one that has some
@@ -276,7 +410,7 @@ template <class T, int D> struct EdgeKernel {
         T* row = row_of(v);
         if (pass.pointer[v + 1] > pass.pointer[v]) {
           for (int i = 0; i < width; i++) row[i] = T(0);
-          for (int i = 0; i < d * d; i++) diagonal[i] = T(0);
+          for (int i = 0; i < d * d; i++) diagonal[i] = V{};
           return;
         }
         const T* own = pass.own_values + v * pass.own_values_stride;
@@ -286,11 +420,11 @@ template <class T, int D> struct EdgeKernel {
     };
     enter();
     for (std::int64_t e0 = pass.pointer[share.first]; e0 < end; e0 += EB) {
-      take(pass, e0, end, block);
-      prefetch(pass, e0 + EB, end, false);
+      Common::take(pass, e0, end, block);
+      Common::prefetch(pass, e0 + EB, end, false);
       for (int map = 0; map < 2; map++) {
-        hidden_of<false>(pass, block, e0, map, nullptr, columns);
-        second_layer(pass, columns, map, block.raw[map]);
+        Common::hidden_of(pass, block, e0, map, rows, columns);
+        Common::second_layer(pass, columns, map, block.raw[map]);
       }
       products(pass, block);
       for (int a = 0; a < block.count;) {
@@ -303,7 +437,8 @@ template <class T, int D> struct EdgeKernel {
         add_squares(pass, block, a, b, diagonal);
         if (stop == b) {
           const T* own = pass.own_values + v * pass.own_values_stride;
-          apply_diagonal(d, q, own, pass.inverse_degree[v], diagonal, row, row);
+          sum_lanes(d, diagonal, upper);
+          apply_diagonal(d, q, own, pass.inverse_degree[v], upper, row, row);
           if (pass.step) finish(pass, v, row);
           v++;
           enter();
@@ -316,7 +451,7 @@ template <class T, int D> struct EdgeKernel {
   // ------------------------------------------------------------------ backward
 
   // products[i * d + j][e] = <grad_v[i], values_u[j]> for W edges, first as vectors that are then summed.
-  static SHEAFDEQ_INLINE void inner_products(const EdgePass<T>& pass, const Block& block, int g, T* out) {
+  static SHEAFDEQ_NOINLINE void inner_products(const EdgePass<T>& pass, const Block& block, int g, T* out) {
     constexpr int RI = D == 0 ? 1 : (D <= 3 ? D : 2);
     const int d = dim(pass), q = pass.channels;
     for (int i0 = 0; i0 < d; i0 += RI) {
@@ -346,12 +481,11 @@ template <class T, int D> struct EdgeKernel {
   // Gradients of the raw maps from X = <grad_v, values_u> (in `cross`) and Z, the gradient through
   // F_t^T F_t (in `curve`, symmetric, already doubled). Overwrites block.raw by the gradients and fills
   // block.product and block.square as the forward pass does.
-  static SHEAFDEQ_INLINE void map_gradients(const EdgePass<T>& pass, Block& block, const T* cross, const T* curve) {
+  static SHEAFDEQ_NOINLINE void map_gradients(const EdgePass<T>& pass, Block& block, const T* cross, const T* curve) {
     const int d = dim(pass), dd = d * d;
     for (int g = 0; g < EB; g += W) {
       T *raw_s = block.raw[0] + g, *raw_t = block.raw[1] + g;
-      const V norm_s = norm_of(raw_s, dd), norm_t = norm_of(raw_t, dd);
-      const V inverse_s = guarded(norm_s), inverse_t = guarded(norm_t);
+      const V inverse_s = guarded(norm_of(raw_s, dd)), inverse_t = guarded(norm_of(raw_t, dd));
       const V w = load(block.weight + g);
       V fs[most_squared], ft[most_squared], gs[most_squared], gt[most_squared];
       each(dd, [&](int i) {
@@ -362,7 +496,7 @@ template <class T, int D> struct EdgeKernel {
       each(d, [&](int i) {
         each(d, [&](int j) {
           const V x = load(cross + (i * d + j) * EB + g) * w;
-          const V z = load(curve + (i < j ? i * d + j : j * d + i) * EB + g);
+          const V z = load(curve + (i < j ? i * d + j : j * d + i) * pitch + g);
           V product{}, square{};
           SHEAFDEQ_UNROLL for (int k = 0; k < d; k++) {
             gt[k * d + i] += x * fs[k * d + j] + z * ft[k * d + j];
@@ -379,10 +513,6 @@ template <class T, int D> struct EdgeKernel {
         along_s += gs[i] * fs[i];
         along_t += gt[i] * ft[i];
       });
-      // below the floor the map is zero, value and derivative
-      const V floor = splat(norm_floor<T>);
-      along_s = norm_s < floor ? V{} : along_s;
-      along_t = norm_t < floor ? V{} : along_t;
       each(dd, [&](int i) {
         store(raw_s + i * EB, (gs[i] - fs[i] * along_s) * inverse_s);
         store(raw_t + i * EB, (gt[i] - ft[i] * along_t) * inverse_t);
@@ -392,11 +522,10 @@ template <class T, int D> struct EdgeKernel {
 
   // values_grad(source)[j] += sum_i product[i][j] grad_v[i]
   template <int NV>
-  static SHEAFDEQ_INLINE void send_back(const EdgePass<T>& pass, const Block& block, const std::int32_t* slot, int a, int b,
-                                        int c, const T* grad) {
+  static SHEAFDEQ_INLINE void send_back(const EdgePass<T>& pass, const Block& block, int a, int b, int c, const T* grad) {
     const int d = dim(pass), q = pass.channels;
     for (int e = a; e < b; e++) {
-      T* row = pass.source_grad + slot[e] * pass.source_grad_stride + 2 * pass.hidden + c;
+      T* row = pass.source_grad + block.slot[e] * pass.source_grad_stride + 2 * pass.hidden + c;
       V sum[most][NV];
       SHEAFDEQ_UNROLL for (int j = 0; j < d; j++) SHEAFDEQ_UNROLL for (int v = 0; v < NV; v++) {
         sum[j][v] = load(row + j * q + v * W);
@@ -415,111 +544,22 @@ template <class T, int D> struct EdgeKernel {
     }
   }
 
-  // weight_grad[i] += sum over edges of a[i][e] hidden[e], R rows by KV vectors in registers.
-  template <int R, int KV>
-  static SHEAFDEQ_INLINE void weight_tile(const T* __restrict a, const T* __restrict rows, int h, T* __restrict out) {
-    V sum[R][KV];
-    SHEAFDEQ_UNROLL for (int r = 0; r < R; r++) SHEAFDEQ_UNROLL for (int v = 0; v < KV; v++) {
-      sum[r][v] = load(out + r * h + v * W);
-    }
-    for (int e = 0; e < EB; e++) {
-      V x[KV];
-      SHEAFDEQ_UNROLL for (int v = 0; v < KV; v++) x[v] = load(rows + e * h + v * W);
-      SHEAFDEQ_UNROLL for (int r = 0; r < R; r++) {
-        const V y = splat(a[r * EB + e]);
-        SHEAFDEQ_UNROLL for (int v = 0; v < KV; v++) sum[r][v] += y * x[v];
-      }
-    }
-    SHEAFDEQ_UNROLL for (int r = 0; r < R; r++) SHEAFDEQ_UNROLL for (int v = 0; v < KV; v++) {
-      store(out + r * h + v * W, sum[r][v]);
-    }
-  }
-  template <int KV>
-  static SHEAFDEQ_INLINE void weight_columns(const T* a, const T* rows, int count, int h, T* out) {
-    int i = 0;
-    for (; i + 3 <= count; i += 3) weight_tile<3, KV>(a + i * EB, rows, h, out + i * h);
-    for (; i < count; i++) weight_tile<1, KV>(a + i * EB, rows, h, out + i * h);
-  }
-  static SHEAFDEQ_INLINE void weight_gradient(const T* a, const T* rows, int count, int h, T* out) {
-    int k = 0;
-    for (; k + 3 * W <= h; k += 3 * W) weight_columns<3>(a, rows + k, count, h, out + k);
-    if (k + 2 * W <= h) {
-      weight_columns<2>(a, rows + k, count, h, out + k);
-      k += 2 * W;
-    }
-    if (k < h) weight_columns<1>(a, rows + k, count, h, out + k);
-  }
-
-  // Gradient of four hidden rows, masked by the rectifier, added to source, target and edge.
-  template <int KV>
-  static SHEAFDEQ_INLINE void hidden_tile(const EdgePass<T>& pass, const Block& block, const std::int32_t* slot,
-                                          std::int64_t e0, int e, int offset, const T* __restrict a,
-                                          const T* __restrict weight, const T* __restrict rows) {
-    const int h = pass.hidden, count = dim(pass) * dim(pass);
-    V sum[4][KV];
-    SHEAFDEQ_UNROLL for (int r = 0; r < 4; r++) SHEAFDEQ_UNROLL for (int v = 0; v < KV; v++) sum[r][v] = V{};
-    for (int i = 0; i < count; i++) {
-      V w[KV];
-      SHEAFDEQ_UNROLL for (int v = 0; v < KV; v++) w[v] = load(weight + i * h + v * W);
-      SHEAFDEQ_UNROLL for (int r = 0; r < 4; r++) {
-        const V x = splat(a[i * EB + e + r]);
-        SHEAFDEQ_UNROLL for (int v = 0; v < KV; v++) sum[r][v] += x * w[v];
-      }
-    }
-    SHEAFDEQ_UNROLL for (int r = 0; r < 4; r++) {
-      T* source = pass.source_grad + slot[e + r] * pass.source_grad_stride + offset;
-      SHEAFDEQ_UNROLL for (int v = 0; v < KV; v++) {
-        const V x = load(rows + (e + r) * h + v * W);
-        sum[r][v] = x <= V{} ? V{} : sum[r][v];
-        store(source + v * W, load(source + v * W) + sum[r][v]);
-      }
-    }
-    if (pass.edge_hidden_grad) {
-      for (int r = 0; r < 4 && e + r < block.count; r++) {
-        T* edge = pass.edge_hidden_grad + (e0 + e + r) * pass.edge_hidden_grad_stride + offset;
-        SHEAFDEQ_UNROLL for (int v = 0; v < KV; v++) store(edge + v * W, sum[r][v]);
-      }
-    }
-    if (block.target[e] == block.target[e + 3]) {
-      T* target = pass.target_hidden_grad + block.target[e] * pass.target_hidden_grad_stride + offset;
-      SHEAFDEQ_UNROLL for (int v = 0; v < KV; v++) {
-        store(target + v * W, load(target + v * W) + ((sum[0][v] + sum[1][v]) + (sum[2][v] + sum[3][v])));
-      }
-    } else {
-      SHEAFDEQ_UNROLL for (int r = 0; r < 4; r++) {
-        T* target = pass.target_hidden_grad + block.target[e + r] * pass.target_hidden_grad_stride + offset;
-        SHEAFDEQ_UNROLL for (int v = 0; v < KV; v++) store(target + v * W, load(target + v * W) + sum[r][v]);
-      }
-    }
-  }
-  static SHEAFDEQ_INLINE void hidden_gradient(const EdgePass<T>& pass, const Block& block, const std::int32_t* slot,
-                                              std::int64_t e0, int map, const T* rows) {
-    const int h = pass.hidden;
-    const T *a = block.raw[map], *weight = pass.weight_of_map[map];
-    for (int e = 0; e < block.count; e += 4) {
-      int k = 0;
-      for (; k + 3 * W <= h; k += 3 * W) hidden_tile<3>(pass, block, slot, e0, e, map * h + k, a, weight + k, rows + k);
-      if (k + 2 * W <= h) {
-        hidden_tile<2>(pass, block, slot, e0, e, map * h + k, a, weight + k, rows + k);
-        k += 2 * W;
-      }
-      if (k < h) hidden_tile<1>(pass, block, slot, e0, e, map * h + k, a, weight + k, rows + k);
-    }
-  }
-
   // Z_v = -(1 / deg) (G + G^T) with G[i][j] = <grad_v[i], own_v[j]>, upper triangle.
-  static SHEAFDEQ_INLINE void curve_of(const EdgePass<T>& pass, std::int64_t v, T* upper) {
+  static SHEAFDEQ_NOINLINE void curve_of(const EdgePass<T>& pass, std::int64_t v, T* upper) {
     const int d = dim(pass), q = pass.channels;
     const T *grad = pass.grad + v * pass.grad_stride, *own = pass.own_values + v * pass.own_values_stride;
-    for (int i = 0; i < d; i++)
-      for (int j = i; j < d; j++) {
+    V lanes[most_squared];
+    const V factor = splat(-pass.inverse_degree[v]);
+    each(d, [&](int i) {
+      each(d, [&](int j) {
+        if (j < i) return;
         V sum{};
         for (int c = 0; c < q; c += W)
           sum += load(grad + i * q + c) * load(own + j * q + c) + load(grad + j * q + c) * load(own + i * q + c);
-        T total = T(0);
-        for (int l = 0; l < W; l++) total += sum[l];
-        upper[i * d + j] = -pass.inverse_degree[v] * total;
-      }
+        lanes[i * d + j] = factor * sum;
+      });
+    });
+    sum_lanes(d, lanes, upper);
   }
 
   static void backward(const EdgePass<T>& pass, const EdgeShare<T>& share) {
@@ -544,8 +584,10 @@ template <class T, int D> struct EdgeKernel {
     };
 
     Block block;
-    alignas(64) T cross[most_squared * EB], curve[most_squared * EB];
-    T diagonal[most_squared], upper[most_squared];
+    // a run of equal targets fills its row of `curve` to the end and beyond; the next run overwrites the rest
+    alignas(64) T cross[most_squared * EB], curve[most_squared * pitch];
+    V diagonal[most_squared];
+    T upper[most_squared], total[most_squared];
     const std::int64_t end = pass.pointer[share.last];
     std::int64_t v = share.first;     // target whose gradient of own values is being accumulated
     std::int64_t ahead = share.first;  // target whose curve is being laid out
@@ -561,7 +603,7 @@ template <class T, int D> struct EdgeKernel {
         }
         for (int i = 0; i < 2 * h; i++) hidden[i] = T(0);
       }
-      for (int i = 0; i < dd; i++) diagonal[i] = T(0);
+      for (int i = 0; i < dd; i++) diagonal[i] = V{};
     };
     auto enter_ahead = [&] {
       while (ahead < share.last && pass.pointer[ahead + 1] == pass.pointer[ahead]) ahead++;
@@ -575,27 +617,28 @@ template <class T, int D> struct EdgeKernel {
     enter_ahead();
     int blocks = 0;
     for (std::int64_t e0 = pass.pointer[share.first]; e0 < end; e0 += EB) {
-      take(pass, e0, end, block);
-      prefetch(pass, e0 + EB, end, true);
-      std::int32_t slot[EB];
-      for (int e = 0; e < EB; e++) slot[e] = pass.slot[e0 + (e < block.count ? e : block.count - 1)];
+      Common::take(pass, e0, end, block);
+      Common::prefetch(pass, e0 + EB, end, true);
       for (int map = 0; map < 2; map++) {
-        hidden_of<true>(pass, block, e0, map, rows[map], columns);
-        second_layer(pass, columns, map, block.raw[map]);
+        Common::hidden_of(pass, block, e0, map, rows[map], columns);
+        Common::second_layer(pass, columns, map, block.raw[map]);
       }
       for (int a = 0; a < block.count;) {
         const std::int64_t stop = pass.pointer[ahead + 1] - e0;
         const int b = stop < block.count ? static_cast<int>(stop) : block.count;
-        SHEAFDEQ_UNROLL for (int i = 0; i < d; i++) SHEAFDEQ_UNROLL for (int j = i; j < d; j++)
-          for (int e = a; e < b; e++) curve[(i * d + j) * EB + e] = upper[i * d + j];
+        SHEAFDEQ_UNROLL for (int i = 0; i < d; i++) SHEAFDEQ_UNROLL for (int j = i; j < d; j++) {
+          const V z = splat(upper[i * d + j]);
+          SHEAFDEQ_UNROLL for (int e = 0; e < EB; e += W) store(curve + (i * d + j) * pitch + a + e, z);
+        }
         if (stop == b) {
           ahead++;
           enter_ahead();
         }
         a = b;
       }
-      for (int i = 0; i < dd; i++)
-        for (int e = block.count; e < EB; e++) curve[i * EB + e] = T(0);
+      if (block.count < EB)
+        for (int i = 0; i < dd; i++)
+          for (int e = block.count; e < EB; e++) curve[i * pitch + e] = T(0);
       for (int g = 0; g < EB; g += W) inner_products(pass, block, g, cross);
       map_gradients(pass, block, cross, curve);
       for (int a = 0; a < block.count;) {
@@ -603,11 +646,12 @@ template <class T, int D> struct EdgeKernel {
         const int b = stop < block.count ? static_cast<int>(stop) : block.count;
         const T* grad = pass.grad + v * pass.grad_stride;
         int c = 0;
-        for (; c + 2 * W <= q; c += 2 * W) send_back<2>(pass, block, slot, a, b, c, grad);
-        for (; c < q; c += W) send_back<1>(pass, block, slot, a, b, c, grad);
+        for (; c + 2 * W <= q; c += 2 * W) send_back<2>(pass, block, a, b, c, grad);
+        for (; c < q; c += W) send_back<1>(pass, block, a, b, c, grad);
         add_squares(pass, block, a, b, diagonal);
         if (stop == b) {
-          apply_diagonal(d, q, grad, pass.inverse_degree[v], diagonal, nullptr,
+          sum_lanes(d, diagonal, total);
+          apply_diagonal(d, q, grad, pass.inverse_degree[v], total, nullptr,
                          pass.own_values_grad + v * pass.own_values_grad_stride);
           v++;
           enter();
@@ -621,9 +665,9 @@ template <class T, int D> struct EdgeKernel {
             T* bias = partial_bias + (map * dd + i) * W;
             store(bias, load(bias) + (load(a + i * EB) + load(a + i * EB + W)));
           }
-          weight_gradient(a, rows[map], dd, h, partial + map * dd * h);
+          Common::weight_gradient(a, rows[map], dd, h, partial + map * dd * h);
         }
-        hidden_gradient(pass, block, slot, e0, map, rows[map]);
+        Common::hidden_gradient(pass, block, e0, map, a, rows[map]);
       }
       if (++blocks == flush_every) {
         flush();
@@ -636,7 +680,7 @@ template <class T, int D> struct EdgeKernel {
 
 template <class T> std::int64_t edge_scratch(int d, int hidden, int channels) {
   constexpr int W = Lanes<T>::W, EB = 2 * W;
-  const std::int64_t forward = EB * static_cast<std::int64_t>(hidden) + d * channels;
+  const std::int64_t forward = 2 * EB * static_cast<std::int64_t>(hidden) + d * channels;
   const std::int64_t backward = 3 * EB * static_cast<std::int64_t>(hidden) + 2LL * d * d * (hidden + W);
   return forward > backward ? forward : backward;
 }

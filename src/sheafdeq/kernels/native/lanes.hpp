@@ -17,6 +17,7 @@
 #endif
 
 #define SHEAFDEQ_INLINE inline __attribute__((always_inline))
+#define SHEAFDEQ_NOINLINE __attribute__((noinline))
 // The copy that serves any stalk dimension has no constant trip counts to unroll.
 #ifdef SHEAFDEQ_ANY_DIMENSION
 #define SHEAFDEQ_UNROLL
@@ -49,6 +50,20 @@ template <class T> using Vec = typename Lanes<T>::V;
 template <class T> SHEAFDEQ_INLINE Vec<T> load(const T* p) {
   return static_cast<Vec<T>>(*reinterpret_cast<const typename Lanes<T>::Loose*>(p));
 }
+// The first `count` lanes only.
+template <class T> SHEAFDEQ_INLINE Vec<T> load_part(const T* p, int count) {
+  if (count >= Lanes<T>::W) return static_cast<Vec<T>>(*reinterpret_cast<const typename Lanes<T>::Loose*>(p));
+  Vec<T> x{};
+  for (int l = 0; l < count; l++) x[l] = p[l];
+  return x;
+}
+template <class T> SHEAFDEQ_INLINE void store_part(T* p, Vec<T> x, int count) {
+  if (count >= Lanes<T>::W) {
+    *reinterpret_cast<typename Lanes<T>::Loose*>(p) = x;
+    return;
+  }
+  for (int l = 0; l < count; l++) p[l] = x[l];
+}
 template <class T> SHEAFDEQ_INLINE void store(T* p, Vec<T> x) {
   *reinterpret_cast<typename Lanes<T>::Loose*>(p) = x;
 }
@@ -57,6 +72,13 @@ template <class T, int... L> SHEAFDEQ_INLINE Vec<T> splat_of(T x, std::integer_s
 }
 template <class T> SHEAFDEQ_INLINE Vec<T> splat(T x) {
   return splat_of<T>(x, std::make_integer_sequence<int, Lanes<T>::W>{});
+}
+
+template <class T, int... L> SHEAFDEQ_INLINE typename Lanes<T>::I lane_numbers_of(std::integer_sequence<int, L...>) {
+  return typename Lanes<T>::I{L...};
+}
+template <class T> SHEAFDEQ_INLINE typename Lanes<T>::I lane_numbers() {
+  return lane_numbers_of<T>(std::make_integer_sequence<int, Lanes<T>::W>{});
 }
 
 // max(0, x) that hands NaN on: the instruction returns its second operand when either one is NaN.
@@ -106,6 +128,71 @@ SHEAFDEQ_INLINE Vec<double> root(Vec<double> x) {
   for (int l = 0; l < Lanes<double>::W; l++) x[l] = __builtin_sqrt(x[l]);
   return x;
 #endif
+}
+
+// ------------------------------------------------------------------ tanh
+// x + x z R(z) with z = x^2 for small |x|, 1 - 2 / (exp(2 |x|) + 1) beyond: within 3 units in the last place. Range
+// reduction adds 1.5 * 2^mantissa, which rounds to an integer and leaves it in the low bits. NaN stays NaN.
+
+SHEAFDEQ_INLINE Vec<float> exponential(Vec<float> x) {
+  using I = Lanes<float>::I;
+  const Vec<float> magic = splat(12582912.0f);
+  const Vec<float> shifted = x * splat(1.44269504088896341f) + magic;
+  const Vec<float> n = shifted - magic;
+  const Vec<float> r = (x - n * splat(0.693359375f)) + n * splat(2.12194440e-4f);
+  Vec<float> y = splat(1.9875691500e-4f);
+  y = y * r + splat(1.3981999507e-3f);
+  y = y * r + splat(8.3334519073e-3f);
+  y = y * r + splat(4.1665795894e-2f);
+  y = y * r + splat(1.6666665459e-1f);
+  y = y * r + splat(5.0000001201e-1f);
+  y = y * r * r + r + splat(1.0f);
+  return (Vec<float>)((I)y + ((I)shifted << 23));
+}
+SHEAFDEQ_INLINE Vec<double> exponential(Vec<double> x) {
+  using I = Lanes<double>::I;
+  const Vec<double> magic = splat(6755399441055744.0);
+  const Vec<double> shifted = x * splat(1.4426950408889634073599) + magic;
+  const Vec<double> n = shifted - magic;
+  const Vec<double> r = (x - n * splat(6.93145751953125e-1)) - n * splat(1.42860682030941723212e-6);
+  const Vec<double> z = r * r;
+  Vec<double> p = splat(1.26177193074810590878e-4);
+  p = p * z + splat(3.02994407707441961300e-2);
+  p = (p * z + splat(9.99999999999999999910e-1)) * r;
+  Vec<double> s = splat(3.00198505138664455042e-6);
+  s = s * z + splat(2.52448340349684104192e-3);
+  s = s * z + splat(2.27265548208155028766e-1);
+  s = s * z + splat(2.00000000000000000009);
+  const Vec<double> y = splat(1.0) + splat(2.0) * (p / (s - p));
+  return (Vec<double>)((I)y + ((I)shifted << 52));
+}
+SHEAFDEQ_INLINE Vec<float> tanh_near(Vec<float> x) {
+  const Vec<float> z = x * x;
+  Vec<float> p = splat(-5.70498872745e-3f);
+  p = p * z + splat(2.06390887954e-2f);
+  p = p * z + splat(-5.37397155531e-2f);
+  p = p * z + splat(1.33314422036e-1f);
+  p = p * z + splat(-3.33332819422e-1f);
+  return x + x * (z * p);
+}
+SHEAFDEQ_INLINE Vec<double> tanh_near(Vec<double> x) {
+  const Vec<double> z = x * x;
+  Vec<double> p = splat(-9.64399179425052238628e-1);
+  p = p * z + splat(-9.92877231001918586564e1);
+  p = p * z + splat(-1.61468768441708447952e3);
+  Vec<double> s = z + splat(1.12811678491632931402e2);
+  s = s * z + splat(2.23548839060100448583e3);
+  s = s * z + splat(4.84406305325125486048e3);
+  return x + x * (z * (p / s));
+}
+template <class T> SHEAFDEQ_INLINE Vec<T> hyperbolic_tangent(Vec<T> x) {
+  const Vec<T> far = splat(T(sizeof(T) == 4 ? 10 : 22)), one = splat(T(1));
+  Vec<T> size = x < Vec<T>{} ? -x : x;
+  const Vec<T> clamped = size > far ? far : size;  // NaN stays
+  Vec<T> away = one - splat(T(2)) / (exponential(clamped + clamped) + one);
+  away = x < Vec<T>{} ? -away : away;
+  const Vec<T> y = size < splat(T(0.625)) ? tanh_near(x) : away;
+  return x != x ? x : y;
 }
 
 // ------------------------------------------------------------------ shuffles

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <new>
 #include <optional>
 #include <vector>
 
@@ -128,6 +130,22 @@ template <class T> EdgeFunctions<T> functions_for(int d) {
   return d <= specialised_dimensions ? chosen->kernels(T()).edges[d - 1] : chosen->general(T());
 }
 
+// Add the ghost rows to the rows they stand for, in the order of the threads that wrote them.
+template <class T>
+void add_ghosts(const Plan& plan, std::int64_t rows, T* table, std::int64_t stride, std::int64_t width, int threads) {
+  const auto shared = static_cast<std::int64_t>(plan.ghost_rows.size());
+  if (shared == 0) return;
+  in_parallel(threads, [&](int t) {
+    for (std::int64_t i = shared * t / threads; i < shared * (t + 1) / threads; i++) {
+      T* row = table + plan.ghost_rows[i] * stride;
+      for (std::int64_t g = plan.ghost_pointer[i]; g < plan.ghost_pointer[i + 1]; g++) {
+        const T* ghost = table + (rows + g) * stride;
+        for (std::int64_t k = 0; k < width; k++) row[k] += ghost[k];
+      }
+    }
+  });
+}
+
 // ---------------------------------------------------------------------- the edge pass
 
 template <class T>
@@ -179,7 +197,7 @@ void edge_forward(const Layout& layout, int d, int channels, int hidden, Matrix<
   const int threads = threads_for(layout, requested_threads);
   nb::gil_scoped_release release;
   const Plan& plan = layout.plan(threads);
-  const std::int64_t size = chosen->kernels(T()).edge_scratch(d, hidden);
+  const std::int64_t size = chosen->kernels(T()).edge_scratch(d, hidden, channels);
   in_parallel(threads, [&](int t) {
     EdgeShare<T> share;
     share.first = plan.bounds[t];
@@ -216,7 +234,7 @@ void edge_backward(const Layout& layout, int d, int channels, int hidden, Matrix
   T* parameter_out = parameter_grad.data();
 
   nb::gil_scoped_release release;
-  const std::int64_t size = chosen->kernels(T()).edge_scratch(d, hidden);
+  const std::int64_t size = chosen->kernels(T()).edge_scratch(d, hidden, channels);
   std::vector<double> sums(static_cast<std::size_t>(threads * parameters), 0.0);
   const std::int64_t rows = m + plan.ghosts, row_bytes = (2 * hidden + width) * static_cast<std::int64_t>(sizeof(T));
   in_parallel(threads, [&](int t) {
@@ -231,22 +249,295 @@ void edge_backward(const Layout& layout, int d, int channels, int hidden, Matrix
     share.parameter_grad = sums.data() + t * parameters;
     functions.backward(pass, share);
   });
-  const auto shared = static_cast<std::int64_t>(plan.ghost_rows.size());
-  if (shared > 0)
-    in_parallel(threads, [&](int t) {
-      for (std::int64_t i = shared * t / threads; i < shared * (t + 1) / threads; i++) {
-        T* row = pass.source_grad + plan.ghost_rows[i] * pass.source_grad_stride;
-        for (std::int64_t g = plan.ghost_pointer[i]; g < plan.ghost_pointer[i + 1]; g++) {
-          const T* ghost = pass.source_grad + (m + g) * pass.source_grad_stride;
-          for (std::int64_t k = 0; k < 2 * hidden + width; k++) row[k] += ghost[k];
-        }
-      }
-    });
+  add_ghosts(plan, m, pass.source_grad, pass.source_grad_stride, 2 * hidden + width, threads);
   for (std::int64_t i = 0; i < parameters; i++) {
     double total = 0.0;
     for (int t = 0; t < threads; t++) total += sums[t * parameters + i];
     parameter_out[i] = static_cast<T>(total);
   }
+}
+
+// ---------------------------------------------------------------------- the whole step
+
+template <class T> struct Free {
+  void operator()(T* p) const { std::free(p); }
+};
+template <class T> using Memory = std::unique_ptr<T[], Free<T>>;
+template <class T> Memory<T> allocate(std::int64_t size) {
+  const std::size_t bytes = (static_cast<std::size_t>(size) * sizeof(T) + 127) / 64 * 64;
+  void* memory = std::aligned_alloc(64, bytes);
+  if (!memory) throw std::bad_alloc();
+  return Memory<T>(static_cast<T*>(memory));
+}
+
+// The parameters of a step in the layout and padding the kernels want, and the shapes that go with them.
+template <class T> struct StepParameters {
+  int d, q, h, inputs, hidden, channels, wide;
+  Memory<T> memory;
+  NodePass<T> nodes;
+  EdgePass<T> edges;
+
+  StepParameters(const Layout& layout, int d_, int q_, bool pre_norm, const Matrix<const T>& first_source_weight,
+                 const Row<const T>& first_source_bias, const Matrix<const T>& first_target_weight,
+                 const Row<const T>& first_target_bias, const Matrix<const T>& second_source_weight,
+                 const Row<const T>& second_source_bias, const Matrix<const T>& second_target_weight,
+                 const Row<const T>& second_target_bias, const Matrix<const T>& stalk_mixing,
+                 const Matrix<const T>& channel_mixing)
+      : d(d_), q(q_) {
+    const int lanes = chosen->kernels(T()).lanes;
+    auto padded = [&](int width) { return (width + lanes - 1) / lanes * lanes; };
+    if (q < 1) refuse("channels", "must be positive");
+    h = static_cast<int>(first_source_weight.shape(0));
+    inputs = static_cast<int>(first_source_weight.shape(1));
+    if (h < 1 || inputs < 2 * d * q) refuse("first_source_weight", "has the wrong shape");
+    hidden = padded(h);
+    channels = padded(q);
+    const int c = d * q, h4 = 4 * hidden, dd = d * d;
+    wide = padded(c);
+    std::int64_t stride[6];
+    const T* first[2] = {checked(first_source_weight, h, inputs, stride[0], "first_source_weight"),
+                         checked(first_target_weight, h, inputs, stride[1], "first_target_weight")};
+    const T* second[2] = {checked(second_source_weight, dd, h, stride[2], "second_source_weight"),
+                          checked(second_target_weight, dd, h, stride[3], "second_target_weight")};
+    const T* stalk = checked(stalk_mixing, d, d, stride[4], "stalk_mixing");
+    const T* channel = checked(channel_mixing, q, q, stride[5], "channel_mixing");
+    const Row<const T>* first_bias[2] = {&first_source_bias, &first_target_bias};
+    const Row<const T>* second_bias[2] = {&second_source_bias, &second_target_bias};
+    for (int map = 0; map < 2; map++) {
+      if (static_cast<int>(first_bias[map]->shape(0)) != h) refuse("first-layer bias", "has the wrong shape");
+      if (static_cast<int>(second_bias[map]->shape(0)) != dd) refuse("second-layer bias", "has the wrong shape");
+    }
+    const std::int64_t sizes[] = {static_cast<std::int64_t>(c) * h4, static_cast<std::int64_t>(h4) * wide, 2 * hidden, dd,
+                                  static_cast<std::int64_t>(q) * channels, static_cast<std::int64_t>(q) * channels,
+                                  2LL * dd * hidden};
+    std::int64_t offsets[8] = {0};
+    for (int i = 0; i < 7; i++) offsets[i + 1] = offsets[i] + (sizes[i] + 15) / 16 * 16;
+    memory = allocate<T>(offsets[7]);
+    std::fill_n(memory.get(), offsets[7], T(0));
+    T* const base = memory.get();
+    T *columns = base, *rows = base + offsets[1], *bias = base + offsets[2], *mixing = base + offsets[3];
+    T *mix = base + offsets[4], *mix_columns = base + offsets[5], *maps = base + offsets[6];
+    for (int side = 0; side < 2; side++)  // 0: what multiplies the source state, 1: the target state
+      for (int map = 0; map < 2; map++)
+        for (int i = 0; i < h; i++) {
+          const T* row = first[map] + i * stride[map] + side * c;
+          const int at = (2 * side + map) * hidden + i;
+          for (int k = 0; k < c; k++) rows[static_cast<std::int64_t>(at) * wide + k] = row[k];
+          for (int k = 0; k < c; k++) columns[static_cast<std::int64_t>(k) * h4 + at] = row[k];
+        }
+    for (int map = 0; map < 2; map++) {
+      std::copy_n(first_bias[map]->data(), h, bias + map * hidden);
+      for (int i = 0; i < dd; i++)
+        std::copy_n(second[map] + i * stride[2 + map], h, maps + (static_cast<std::int64_t>(map) * dd + i) * hidden);
+    }
+    for (int i = 0; i < d; i++) std::copy_n(stalk + i * stride[4], d, mixing + i * d);
+    for (int i = 0; i < q; i++)
+      for (int j = 0; j < q; j++) {
+        mix[i * channels + j] = channel[i * stride[5] + j];
+        mix_columns[j * channels + i] = channel[i * stride[5] + j];
+      }
+    nodes.d = d;
+    nodes.q = q;
+    nodes.channels = channels;
+    nodes.hidden = hidden;
+    nodes.pre_norm = pre_norm;
+    nodes.first_columns = columns;
+    nodes.first_rows = rows;
+    nodes.bias = bias;
+    nodes.stalk_mixing = mixing;
+    nodes.channel_mixing = mix;
+    nodes.channel_mixing_columns = mix_columns;
+    edges.d = d;
+    edges.channels = channels;
+    edges.hidden = hidden;
+    edges.step_channels = q;
+    edges.source = layout.source.data();
+    edges.target = layout.target.data();
+    edges.pointer = layout.pointer.data();
+    edges.weight = layout.weights(T());
+    edges.inverse_degree = layout.inverse_degrees(T());
+    for (int map = 0; map < 2; map++) {
+      edges.weight_of_map[map] = maps + static_cast<std::int64_t>(map) * dd * hidden;
+      edges.bias_of_map[map] = second_bias[map]->data();
+    }
+  }
+
+  int source_width() const { return 2 * hidden + d * channels; }
+};
+
+// Tables [A | Y] and B of all nodes.
+template <class T> struct NodeTables {
+  Memory<T> source, target;
+};
+
+template <class T> NodeTables<T> node_tables(StepParameters<T>& parameters, std::int64_t n, int threads) {
+  const Kernels<T>& kernels = chosen->kernels(T());
+  NodePass<T> pass = parameters.nodes;
+  pass.source_stride = parameters.source_width();
+  pass.target_stride = 2 * parameters.hidden;
+  NodeTables<T> tables{allocate<T>(n * pass.source_stride), allocate<T>(n * pass.target_stride)};
+  pass.source = tables.source.get();
+  pass.target = tables.target.get();
+  const std::int64_t size = kernels.node_scratch(pass);
+  in_parallel(threads, [&](int t) {
+    kernels.node_forward(pass, n * t / threads, n * (t + 1) / threads, aligned_scratch<T>(size));
+  });
+  EdgePass<T>& edges = parameters.edges;
+  edges.source_hidden = pass.source;
+  edges.source_values = edges.own_values = pass.source + 2 * parameters.hidden;
+  edges.source_hidden_stride = edges.source_values_stride = edges.own_values_stride = pass.source_stride;
+  edges.target_hidden = pass.target;
+  edges.target_hidden_stride = pass.target_stride;
+  return tables;
+}
+
+template <class T> T* contiguous(const Matrix<T>& matrix, std::int64_t rows, std::int64_t columns, const char* name) {
+  std::int64_t stride = 0;
+  T* data = checked(matrix, rows, columns, stride, name);
+  if (static_cast<std::int64_t>(matrix.shape(0)) != rows) refuse(name, "has the wrong shape");
+  if (rows > 1 && stride != columns) refuse(name, "must be contiguous");
+  return data;
+}
+
+template <class T>
+void step_forward(const Layout& layout, int d, int q, bool pre_norm, T shift, Matrix<const T> state, Matrix<const T> drive,
+                  Matrix<const T> first_source_weight, Row<const T> first_source_bias, Matrix<const T> first_target_weight,
+                  Row<const T> first_target_bias, Matrix<const T> second_source_weight, Row<const T> second_source_bias,
+                  Matrix<const T> second_target_weight, Row<const T> second_target_bias, Matrix<const T> stalk_mixing,
+                  Matrix<const T> channel_mixing, std::optional<Matrix<const T>> edge_hidden, Matrix<T> out,
+                  std::optional<Matrix<T>> tanh, int requested_threads) {
+  const EdgeFunctions<T> functions = functions_for<T>(d);
+  const std::int64_t n = layout.targets();
+  if (layout.sources != n) refuse("layout", "must have as many sources as targets");
+  StepParameters<T> parameters(layout, d, q, pre_norm, first_source_weight, first_source_bias, first_target_weight,
+                               first_target_bias, second_source_weight, second_source_bias, second_target_weight,
+                               second_target_bias, stalk_mixing, channel_mixing);
+  parameters.nodes.state = contiguous(state, n, d * q, "state");
+  EdgePass<T>& pass = parameters.edges;
+  pass.drive = contiguous(drive, n, d * q, "drive");
+  pass.step = contiguous(out, n, d * q, "out");
+  if (tanh) pass.tanh = contiguous(*tanh, n, d * q, "tanh");
+  pass.shift = shift;
+  if (edge_hidden)
+    pass.edge_hidden = checked(*edge_hidden, layout.edges(), 2 * parameters.hidden, pass.edge_hidden_stride, "edge_hidden");
+  const int threads = threads_for(layout, requested_threads);
+  nb::gil_scoped_release release;
+  const Plan& plan = layout.plan(threads);
+  const NodeTables<T> tables = node_tables(parameters, n, threads);
+  const std::int64_t size = chosen->kernels(T()).edge_scratch(d, parameters.hidden, parameters.channels);
+  in_parallel(threads, [&](int t) {
+    EdgeShare<T> share;
+    share.first = plan.bounds[t];
+    share.last = plan.bounds[t + 1];
+    share.scratch = aligned_scratch<T>(size);
+    functions.forward(pass, share);
+  });
+}
+
+// `parameter_grad`, when given, receives the gradients of the ten parameters one after the other, without padding.
+template <class T>
+void step_backward(const Layout& layout, int d, int q, bool pre_norm, Matrix<const T> state, Matrix<const T> tanh,
+                   Matrix<const T> first_source_weight, Row<const T> first_source_bias, Matrix<const T> first_target_weight,
+                   Row<const T> first_target_bias, Matrix<const T> second_source_weight, Row<const T> second_source_bias,
+                   Matrix<const T> second_target_weight, Row<const T> second_target_bias, Matrix<const T> stalk_mixing,
+                   Matrix<const T> channel_mixing, std::optional<Matrix<const T>> edge_hidden, Matrix<const T> grad,
+                   Matrix<T> state_grad, std::optional<Matrix<T>> edge_hidden_grad, std::optional<Row<T>> parameter_grad,
+                   int requested_threads) {
+  const EdgeFunctions<T> functions = functions_for<T>(d);
+  const Kernels<T>& kernels = chosen->kernels(T());
+  const std::int64_t n = layout.targets();
+  if (layout.sources != n) refuse("layout", "must have as many sources as targets");
+  StepParameters<T> parameters(layout, d, q, pre_norm, first_source_weight, first_source_bias, first_target_weight,
+                               first_target_bias, second_source_weight, second_source_bias, second_target_weight,
+                               second_target_bias, stalk_mixing, channel_mixing);
+  const int hidden = parameters.hidden, channels = parameters.channels, width = parameters.source_width(), c = d * q;
+  const int h = parameters.h, inputs = parameters.inputs, wide = parameters.wide, dd = d * d;
+  parameters.nodes.state = contiguous(state, n, c, "state");
+  EdgePass<T>& pass = parameters.edges;
+  pass.tanh = const_cast<T*>(contiguous(tanh, n, c, "tanh"));  // read only in this direction
+  pass.step_grad = contiguous(grad, n, c, "grad");
+  T* const state_out = contiguous(state_grad, n, c, "state_grad");
+  if (edge_hidden)
+    pass.edge_hidden = checked(*edge_hidden, layout.edges(), 2 * hidden, pass.edge_hidden_stride, "edge_hidden");
+  if (edge_hidden_grad)
+    pass.edge_hidden_grad =
+        checked(*edge_hidden_grad, layout.edges(), 2 * hidden, pass.edge_hidden_grad_stride, "edge_hidden_grad");
+  const std::int64_t parameter_count = 2LL * h * (inputs + 1) + 2LL * dd * (h + 1) + dd + static_cast<std::int64_t>(q) * q;
+  if (parameter_grad && static_cast<std::int64_t>(parameter_grad->shape(0)) != parameter_count)
+    refuse("parameter_grad", "has the wrong shape");
+  T* const parameter_out = parameter_grad ? parameter_grad->data() : nullptr;
+
+  const int threads = threads_for(layout, requested_threads);
+  nb::gil_scoped_release release;
+  const Plan& plan = layout.plan(threads);
+  const NodeTables<T> tables = node_tables(parameters, n, threads);
+  const std::int64_t rows = n + plan.ghosts;
+  const Memory<T> source_grad = allocate<T>(rows * width), target_grad = allocate<T>(n * 2 * hidden);
+  const Memory<T> own_grad = allocate<T>(n * d * channels);
+  pass.slot = plan.slot.empty() ? layout.source.data() : plan.slot.data();
+  pass.source_grad = source_grad.get();
+  pass.source_grad_stride = width;
+  pass.target_hidden_grad = target_grad.get();
+  pass.target_hidden_grad_stride = 2 * hidden;
+  pass.own_values_grad = own_grad.get();
+  pass.own_values_grad_stride = d * channels;
+  pass.grad = own_grad.get();
+  pass.grad_stride = d * channels;
+
+  NodePass<T> nodes = parameters.nodes;
+  nodes.source = source_grad.get();
+  nodes.source_stride = width;
+  nodes.target = target_grad.get();
+  nodes.target_stride = 2 * hidden;
+  nodes.own_grad = own_grad.get();
+  nodes.own_grad_stride = d * channels;
+  nodes.state_grad = state_out;
+
+  const std::int64_t edge_count = 2LL * dd * (hidden + 1), node_count = kernels.node_parameters(nodes);
+  const std::int64_t count = edge_count + node_count;
+  std::vector<double> sums(parameter_out ? static_cast<std::size_t>(threads * count) : 0, 0.0);
+  in_parallel(threads, [&](int t) {
+    const std::int64_t first = rows * t / threads, last = rows * (t + 1) / threads;
+    std::memset(source_grad.get() + first * width, 0, static_cast<std::size_t>((last - first) * width) * sizeof(T));
+  });
+  const std::int64_t edge_size = kernels.edge_scratch(d, hidden, channels);
+  in_parallel(threads, [&](int t) {
+    EdgeShare<T> share;
+    share.first = plan.bounds[t];
+    share.last = plan.bounds[t + 1];
+    share.scratch = aligned_scratch<T>(edge_size);
+    share.parameter_grad = parameter_out ? sums.data() + t * count : nullptr;
+    functions.backward(pass, share);
+  });
+  add_ghosts(plan, n, source_grad.get(), width, width, threads);
+  const std::int64_t node_size = kernels.node_scratch(nodes);
+  in_parallel(threads, [&](int t) {
+    kernels.node_backward(nodes, n * t / threads, n * (t + 1) / threads, aligned_scratch<T>(node_size),
+                          parameter_out ? sums.data() + t * count + edge_count : nullptr);
+  });
+  if (!parameter_out) return;
+  for (int t = 1; t < threads; t++)
+    for (std::int64_t i = 0; i < count; i++) sums[i] += sums[t * count + i];
+  const double *second = sums.data(), *second_bias = second + 2LL * dd * hidden, *first = sums.data() + edge_count;
+  const double *first_bias = first + 4LL * hidden * wide, *stalk = first_bias + 2 * hidden, *channel = stalk + dd;
+  T* out = parameter_out;
+  for (int map = 0; map < 2; map++) {
+    for (int i = 0; i < h; i++, out += inputs) {
+      std::fill_n(out, inputs, T(0));
+      for (int side = 0; side < 2; side++)
+        for (int k = 0; k < c; k++)
+          out[side * c + k] = static_cast<T>(first[static_cast<std::int64_t>((2 * side + map) * hidden + i) * wide + k]);
+    }
+    for (int i = 0; i < h; i++) *out++ = static_cast<T>(first_bias[map * hidden + i]);
+  }
+  for (int map = 0; map < 2; map++) {
+    for (int i = 0; i < dd; i++)
+      for (int k = 0; k < h; k++) *out++ = static_cast<T>(second[static_cast<std::int64_t>(map * dd + i) * hidden + k]);
+    for (int i = 0; i < dd; i++) *out++ = static_cast<T>(second_bias[map * dd + i]);
+  }
+  for (int i = 0; i < dd; i++) *out++ = static_cast<T>(stalk[i]);
+  for (int i = 0; i < q; i++)
+    for (int j = 0; j < q; j++) *out++ = static_cast<T>(channel[i * channels + j]);
 }
 
 // ---------------------------------------------------------------------- bindings
@@ -258,6 +549,8 @@ template <class To, class From> std::vector<To> copied(const Row<const From>& ro
 template <class T> void bind(nb::module_& module, const std::string& suffix) {
   module.def(("edge_forward_" + suffix).c_str(), &edge_forward<T>);
   module.def(("edge_backward_" + suffix).c_str(), &edge_backward<T>);
+  module.def(("step_forward_" + suffix).c_str(), &step_forward<T>);
+  module.def(("step_backward_" + suffix).c_str(), &step_backward<T>);
   module.def(("lanes_" + suffix).c_str(), [] { return chosen->kernels(T()).lanes; });
 }
 
@@ -266,6 +559,7 @@ template <class T> void bind(nb::module_& module, const std::string& suffix) {
 NB_MODULE(_native, module) {
   const char* wanted = std::getenv("SHEAFDEQ_INSTRUCTION_SET");
   choose(wanted ? wanted : "");
+  nb::set_leak_warnings(false);  // layouts live as long as their graphs, which may be until the interpreter ends
 
   nb::class_<Layout>(module, "Layout")
       .def("__init__",

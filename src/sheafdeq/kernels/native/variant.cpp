@@ -2,6 +2,7 @@
 // names the copy, SHEAFDEQ_SCALAR its type; with SHEAFDEQ_ANY_DIMENSION it serves stalks beyond the
 // specialised sizes.
 #include "edges.hpp"
+#include "nodes.hpp"
 
 #define SHEAFDEQ_JOIN_(a, b, c) a##b##c
 #define SHEAFDEQ_JOIN(a, b, c) SHEAFDEQ_JOIN_(a, b, c)
@@ -29,6 +30,10 @@ const Kernels<SHEAFDEQ_SCALAR> SHEAFDEQ_NAME = {
     {edge_functions<1>(), edge_functions<2>(), edge_functions<3>(), edge_functions<4>(), edge_functions<5>(),
      edge_functions<6>()},
     edge_scratch<SHEAFDEQ_SCALAR>,
+    NodeKernel<SHEAFDEQ_SCALAR>::forward,
+    NodeKernel<SHEAFDEQ_SCALAR>::backward,
+    NodeKernel<SHEAFDEQ_SCALAR>::scratch,
+    NodeKernel<SHEAFDEQ_SCALAR>::parameters,
 };
 
 #endif

@@ -1,0 +1,236 @@
+// The node part of a step: row normalisation, the first layer of both generators, the values, and their derivatives.
+//
+// Nodes are taken in blocks small enough for the first-level cache, and every product is a register tile of
+// 6 rows x 2 vectors. With Z the normalised state and w the stacked first layers,
+//   A = Z w_source^T,   B = Z w_target^T + bias,   U = H W_2,   Y_i = sum_j W_1[i][j] U_j.
+#pragma once
+
+#include "arguments.hpp"
+#include "lanes.hpp"
+
+namespace {
+
+using sheafdeq::NodePass;
+
+// c(r, :) (+)= sum_k a[r * row_step + k * step] b(k, :), R rows by NV vectors.
+enum class Start { zero, add, bias };
+
+template <class T, int R, int NV, Start start>
+SHEAFDEQ_INLINE void product_tile(const T* __restrict a, std::int64_t row_step, std::int64_t step, const T* __restrict b,
+                                  std::int64_t b_stride, int depth, const T* __restrict bias, T* __restrict c,
+                                  std::int64_t c_stride) {
+  constexpr int W = Lanes<T>::W;
+  Vec<T> sum[R][NV];
+  SHEAFDEQ_UNROLL for (int r = 0; r < R; r++) SHEAFDEQ_UNROLL for (int v = 0; v < NV; v++) {
+    if (start == Start::zero) sum[r][v] = Vec<T>{};
+    if (start == Start::add) sum[r][v] = load(c + r * c_stride + v * W);
+    if (start == Start::bias) sum[r][v] = load(bias + v * W);
+  }
+  for (int k = 0; k < depth; k++) {
+    Vec<T> y[NV];
+    SHEAFDEQ_UNROLL for (int v = 0; v < NV; v++) y[v] = load(b + k * b_stride + v * W);
+    SHEAFDEQ_UNROLL for (int r = 0; r < R; r++) {
+      const Vec<T> x = splat(a[r * row_step + k * step]);
+      SHEAFDEQ_UNROLL for (int v = 0; v < NV; v++) sum[r][v] += x * y[v];
+    }
+  }
+  SHEAFDEQ_UNROLL for (int r = 0; r < R; r++) SHEAFDEQ_UNROLL for (int v = 0; v < NV; v++) {
+    store(c + r * c_stride + v * W, sum[r][v]);
+  }
+}
+
+template <class T, int NV, Start start>
+inline void product_columns(const T* a, std::int64_t row_step, std::int64_t step, const T* b, std::int64_t b_stride, int rows,
+                            int depth, const T* bias, T* c, std::int64_t c_stride) {
+  int r = 0;
+  for (; r + 6 <= rows; r += 6)
+    product_tile<T, 6, NV, start>(a + r * row_step, row_step, step, b, b_stride, depth, bias, c + r * c_stride, c_stride);
+  for (; r + 2 <= rows; r += 2)
+    product_tile<T, 2, NV, start>(a + r * row_step, row_step, step, b, b_stride, depth, bias, c + r * c_stride, c_stride);
+  if (r < rows)
+    product_tile<T, 1, NV, start>(a + r * row_step, row_step, step, b, b_stride, depth, bias, c + r * c_stride, c_stride);
+}
+
+// `columns` must be a multiple of the vector length.
+template <class T, Start start>
+inline void product(const T* a, std::int64_t row_step, std::int64_t step, const T* b, std::int64_t b_stride, int rows,
+                    int columns, int depth, const T* bias, T* c, std::int64_t c_stride) {
+  constexpr int W = Lanes<T>::W;
+  int j = 0;
+  for (; j + 2 * W <= columns; j += 2 * W)
+    product_columns<T, 2, start>(a, row_step, step, b + j, b_stride, rows, depth, bias + j, c + j, c_stride);
+  if (j < columns) product_columns<T, 1, start>(a, row_step, step, b + j, b_stride, rows, depth, bias + j, c + j, c_stride);
+}
+
+template <class T> struct NodeKernel {
+  static constexpr int W = Lanes<T>::W;
+  static constexpr int NB = 48;          // nodes in a block
+  static constexpr int flush_every = 16;  // blocks whose parameter gradients are summed before widening
+
+  static int padded(int width) { return (width + W - 1) / W * W; }
+
+  // Z, and for the backward pass the reciprocal norms (0 where the norm is below the floor).
+  static void normalise(const NodePass<T>& pass, const T* state, int rows, T* out, T* inverse, T* slope) {
+    const int q = pass.q;
+    for (int r = 0; r < rows; r++) {
+      const T* x = state + static_cast<std::int64_t>(r) * q;
+      T sum = 0;
+      if (q % W == 0) {
+        Vec<T> part{};
+        for (int c = 0; c < q; c += W) part += load(x + c) * load(x + c);
+        for (int l = 0; l < W; l++) sum += part[l];
+      } else {
+        for (int c = 0; c < q; c++) sum += x[c] * x[c];
+      }
+      const T norm = __builtin_sqrt(sum), floor = T(1e-12);
+      const T factor = T(1) / (norm < floor ? floor : norm);
+      for (int c = 0; c < q; c++) out[static_cast<std::int64_t>(r) * q + c] = x[c] * factor;
+      if (inverse) {
+        inverse[r] = factor;
+        slope[r] = norm < floor ? T(0) : T(1);
+      }
+    }
+  }
+
+  // U = H W_2 for a block, channels padded.
+  static void half_values(const NodePass<T>& pass, const T* state, int nodes, T* out) {
+    const int q = pass.q, p = pass.channels;
+    product<T, Start::zero>(state, q, 1, pass.channel_mixing, p, nodes * pass.d, p, q, pass.channel_mixing, out, p);
+  }
+
+  static void forward(const NodePass<T>& pass, std::int64_t first, std::int64_t last, T* scratch) {
+    const int d = pass.d, q = pass.q, p = pass.channels, c = d * q, h2 = 2 * pass.hidden;
+    T *normal = scratch, *half = normal + NB * c;
+    for (std::int64_t v = first; v < last; v += NB) {
+      const int nodes = last - v < NB ? static_cast<int>(last - v) : NB;
+      const T* state = pass.state + v * c;
+      const T* z = state;
+      if (pass.pre_norm) {
+        normalise(pass, state, nodes * d, normal, nullptr, nullptr);
+        z = normal;
+      }
+      T *source = pass.source + v * pass.source_stride, *target = pass.target + v * pass.target_stride;
+      product<T, Start::zero>(z, c, 1, pass.first_columns, 2 * h2, nodes, h2, c, pass.bias, source, pass.source_stride);
+      product<T, Start::bias>(z, c, 1, pass.first_columns + h2, 2 * h2, nodes, h2, c, pass.bias, target, pass.target_stride);
+      half_values(pass, state, nodes, half);
+      for (int r = 0; r < nodes; r++) {
+        const T* u = half + r * d * p;
+        T* y = source + r * pass.source_stride + h2;
+        for (int k = 0; k < p; k += W)
+          for (int i = 0; i < d; i++) {
+            Vec<T> sum{};
+            for (int j = 0; j < d; j++) sum += splat(pass.stalk_mixing[i * d + j]) * load(u + j * p + k);
+            store(y + i * p + k, sum);
+          }
+      }
+    }
+  }
+
+  // Gradients of the parameters (when `parameter_grad` is not null), in its order:
+  // first layers (2 x 2h, c padded), bias (2h), stalk mixing (d, d), channel mixing (q, q padded).
+  static std::int64_t parameters(const NodePass<T>& pass) {
+    const std::int64_t h2 = 2 * pass.hidden;
+    return 2 * h2 * padded(pass.d * pass.q) + h2 + pass.d * pass.d + pass.q * pass.channels;
+  }
+
+  static void backward(const NodePass<T>& pass, std::int64_t first, std::int64_t last, T* scratch, double* parameter_grad) {
+    const int d = pass.d, q = pass.q, p = pass.channels, c = d * q, h2 = 2 * pass.hidden, wide = padded(c);
+    T* normal = scratch;             // (NB, wide) Z
+    T* z_grad = normal + NB * wide;  // (NB, wide)
+    T* inverse = z_grad + NB * wide; // (NB d)
+    T* slope = inverse + NB * d;
+    T* half = slope + NB * d;            // (NB, d p) U, then its gradient
+    T* half_grad = half + NB * d * p;    // (NB, d p)
+    T* state_grad = half_grad + NB * d * p;  // (NB d, p)
+    T* sums = state_grad + NB * d * p;
+    const std::int64_t count = parameters(pass);
+    T *first_sum = sums, *bias_sum = sums + 2 * h2 * wide, *stalk_sum = bias_sum + h2, *channel_sum = stalk_sum + d * d;
+    for (std::int64_t i = 0; i < count; i++) sums[i] = T(0);
+    auto flush = [&] {
+      for (std::int64_t i = 0; parameter_grad && i < count; i++) {
+        parameter_grad[i] += sums[i];
+        sums[i] = T(0);
+      }
+    };
+    int blocks = 0;
+    for (std::int64_t v = first; v < last; v += NB) {
+      const int nodes = last - v < NB ? static_cast<int>(last - v) : NB;
+      const T* state = pass.state + v * c;
+      T *source = pass.source + v * pass.source_stride, *target = pass.target + v * pass.target_stride;
+      // Z with padded rows, so that products over c columns may run in whole vectors
+      if (pass.pre_norm) {
+        T* rows = wide == c ? normal : z_grad;
+        normalise(pass, state, nodes * d, rows, inverse, slope);
+        if (wide != c) spread(rows, nodes, c, normal, wide);
+      } else {
+        spread(state, nodes, c, normal, wide);
+      }
+      // first layer
+      product<T, Start::zero>(source, pass.source_stride, 1, pass.first_rows, wide, nodes, wide, h2, normal, z_grad, wide);
+      product<T, Start::add>(target, pass.target_stride, 1, pass.first_rows + h2 * wide, wide, nodes, wide, h2, normal, z_grad,
+                             wide);
+      if (parameter_grad) {
+        product<T, Start::add>(source, 1, pass.source_stride, normal, wide, h2, wide, nodes, normal, first_sum, wide);
+        product<T, Start::add>(target, 1, pass.target_stride, normal, wide, h2, wide, nodes, normal, first_sum + h2 * wide,
+                               wide);
+        for (int r = 0; r < nodes; r++)
+          for (int k = 0; k < h2; k += W) store(bias_sum + k, load(bias_sum + k) + load(target + r * pass.target_stride + k));
+        half_values(pass, state, nodes, half);
+      }
+      // values
+      for (int r = 0; r < nodes; r++) {
+        const T* own = pass.own_grad + (v + r) * pass.own_grad_stride;
+        T* y = source + r * pass.source_stride + h2;
+        for (int k = 0; k < d * p; k += W) store(y + k, load(y + k) + load(own + k));
+        for (int k = 0; k < p; k += W)
+          for (int j = 0; j < d; j++) {
+            Vec<T> sum{};
+            for (int i = 0; i < d; i++) sum += splat(pass.stalk_mixing[i * d + j]) * load(y + i * p + k);
+            store(half_grad + (r * d + j) * p + k, sum);
+          }
+        for (int i = 0; parameter_grad && i < d; i++)
+          for (int j = 0; j < d; j++) {
+            Vec<T> sum{};
+            for (int k = 0; k < p; k += W) sum += load(y + i * p + k) * load(half + (r * d + j) * p + k);
+            T total = 0;
+            for (int l = 0; l < W; l++) total += sum[l];
+            stalk_sum[i * d + j] += total;
+          }
+      }
+      if (parameter_grad) product<T, Start::add>(state, 1, q, half_grad, p, q, p, nodes * d, half, channel_sum, p);
+      product<T, Start::zero>(half_grad, p, 1, pass.channel_mixing_columns, p, nodes * d, p, q, half, state_grad, p);
+      // through the normalisation
+      for (int r = 0; r < nodes * d; r++) {
+        const std::int64_t at = static_cast<std::int64_t>(r / d) * wide + (r % d) * q;
+        const T *z = normal + at, *g = z_grad + at, *u = state_grad + r * p;
+        T* out = pass.state_grad + v * c + static_cast<std::int64_t>(r) * q;
+        T along = 0, factor = 1;
+        if (pass.pre_norm) {
+          for (int k = 0; k < q; k++) along += g[k] * z[k];
+          along *= slope[r];
+          factor = inverse[r];
+        }
+        for (int k = 0; k < q; k++) out[k] = u[k] + (g[k] - z[k] * along) * factor;
+      }
+      if (++blocks == flush_every) {
+        flush();
+        blocks = 0;
+      }
+    }
+    flush();
+  }
+
+  static void spread(const T* from, int rows, int width, T* to, int stride) {
+    for (int r = 0; r < rows; r++) {
+      for (int k = 0; k < width; k++) to[r * stride + k] = from[r * width + k];
+      for (int k = width; k < stride; k++) to[r * stride + k] = T(0);
+    }
+  }
+
+  static std::int64_t scratch(const NodePass<T>& pass) {
+    const std::int64_t wide = padded(pass.d * pass.q), values = pass.d * pass.channels;
+    return NB * (2 * wide + 2 * pass.d + 3 * values) + parameters(pass);
+  }
+};
+
+}  // namespace
