@@ -47,7 +47,7 @@ _LOOKS = {
     "eignn": Look("#999999", "--", "<"),
     "appnp": Look("#56B4E9", "-.", ">"),
     "appnp-tanh": Look("#56B4E9", _DENSE_DOTS, "*"),
-    "energy-gnn": Look("#8C510A", ":", "h"),
+    "energygnn": Look("#8C510A", ":", "h"),
 }
 _OTHER = [Look("#555555", line, marker) for line, marker in (("-", "d"), ("--", "p"), ("-.", "8"), (":", "H"))]
 
