@@ -18,6 +18,9 @@ from sheafdeq.certificates.sheaf_enclosure import Enclosed, SheafEnclosure
 
 __all__ = ["Ball", "largest_ball", "weighted_residual"]
 
+WIDEST = 8.0
+"""No entry of a ball is wider than this in log coordinates: beyond a factor of e^8 nothing has ever been provable."""
+
 
 @dataclass(frozen=True, eq=False)
 class Ball:
@@ -57,6 +60,7 @@ def largest_ball(
     """
     weights = weights / weights.min()
     centre = state.log()
+    ceiling = min(ceiling, WIDEST / float(weights.max()))
     at_centre = enclosure.over(centre, weights)
     local, residual = at_centre.rate, weighted_residual(at_centre, centre)
     if not local < 1.0 or not math.isfinite(residual):

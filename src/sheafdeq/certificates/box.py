@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sheafdeq.certificates.interval import Interval, scaled_up
 from sheafdeq.certificates.sheaf_enclosure import SheafEnclosure
+from sheafdeq.errors import InputError
 
 __all__ = ["Box", "global_box"]
 
@@ -43,7 +44,10 @@ def global_box(enclosure: SheafEnclosure, *, rounds: int = 60, patience: int = 3
     first, stale = float("inf"), 0
     box = Box(centre, width, float("inf"), 0, float("inf"))
     for k in range(rounds):
-        enclosed = enclosure.over(centre, width, 1.0)
+        try:
+            enclosed = enclosure.over(centre, width, 1.0)
+        except InputError:  # drives so large that the box cannot be represented above the row guard
+            return box
         first = enclosed.rate if k == 0 else first
         if box.rate < 1.0 and 1.0 - enclosed.rate < 1.1 * (1.0 - box.rate):  # proved already, and hardly better here
             return box

@@ -123,7 +123,7 @@ def prove_fixed_point(enclosure: SheafEnclosure, state: Tensor) -> tuple[float, 
     residual = weighted_residual(at_centre, centre)
     if at_centre.rate < 1.0:
         radius = max(4.0 * residual / (1.0 - at_centre.rate), 1e-12)
-        rate = enclosure.over(centre, ones, radius).rate
+        rate = enclosure.over(centre, ones, radius).rate if radius < 1.0 else float("inf")
         if rate < 1.0 and residual <= (1.0 - rate) * radius:
             return radius, "contraction ball, Theorem 28"
     if state.numel() > DENSE_LIMIT:
@@ -154,6 +154,8 @@ def _krawczyk(enclosure: SheafEnclosure, centre: Tensor, factor: float) -> float
     spread = at_centre.image_at_centre.log().radius + 4 * EPSILON * (centre.abs() + 1)
     offset = scaled_up(inverse.abs() @ (defect.abs() + spread).view(-1), 4 * size)
     radius = factor * float(offset.max()) + 1e-13
+    if not radius < 1.0:  # far from any fixed point; boxes that wide prove nothing
+        return None
     enclosed = enclosure.over(centre, ones, radius, keep_slopes=True)
     assert enclosed.slopes is not None
     rows = enclosed.gain.midpoint
