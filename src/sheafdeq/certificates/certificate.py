@@ -246,7 +246,11 @@ class Certificate:
                 f"{kind}: two different equilibria, at Thompson distance {self.witness.distance:.4g} of each other "
                 f"(residuals {self.witness.residuals[0]:.2g} and {self.witness.residuals[1]:.2g}; {self.witness.method})."
             )
-            lines.append("Which one is reached depends on the start: no contraction holds on all positive states, in any metric.")
+            lines.append(
+                "Which one is reached depends on the start: no contraction holds on all positive states, in any metric."
+                if self.witness.proved
+                else "Which one is reached depends on the start, unless the rate is within 1e-9 of one (Proposition 30b)."
+            )
         else:
             lines.append("Nothing is proved, and no second equilibrium was found. This says nothing about the model either way.")
         if self.grounds:
