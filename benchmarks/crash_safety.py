@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import random
 import shutil
@@ -85,10 +86,14 @@ def descendants(root: int) -> dict[int, str]:
     return found
 
 
-def workers_of(driver: int) -> list[int]:
-    """Processes that compute runs."""
-    marks = ("sheafdeq.training.engines.worker", "ray::_run_one")
-    return [pid for pid, line in descendants(driver).items() if any(mark in line for mark in marks)]
+def workers_of(driver: int, store: Path) -> list[int]:
+    """Processes below the driver that are computing a run at this moment (they hold its lock)."""
+    holders = set()
+    with contextlib.suppress(OSError):
+        for path in (store / ".locks").iterdir():
+            with contextlib.suppress(OSError, ValueError):
+                holders.add(int(path.read_text()))
+    return sorted(holders & set(descendants(driver)))
 
 
 def kill(pid: int) -> bool:
@@ -142,16 +147,23 @@ def undisturbed(grid: Path, store: Path, jobs: int) -> dict[str, bytes]:
 
 
 def disturbed_round(
-    grid: Path, store: Path, engine: str, jobs: int, kills: dict[str, int], generator: random.Random, mean_wait: float
+    grid: Path,
+    store: Path,
+    engine: str,
+    jobs: int,
+    kills: dict[str, int],
+    generator: random.Random,
+    mean_wait: float,
+    deadline: float,
 ) -> dict[str, int]:
-    """One sweep with kills until it finishes or the kills are used up; then it is left to finish."""
+    """One sweep with kills until it finishes, the kills are used up or time is; then it is left to finish."""
     counts = {"worker": 0, "driver": 0, "restarts": 0, "reaped": 0}
     driver = start(grid, store, engine, jobs)
     try:
-        while sum(kills.values()) > 0 and driver.poll() is None:
+        while sum(kills.values()) > 0 and driver.poll() is None and time.monotonic() < deadline:
             target = generator.choices(list(kills), weights=list(kills.values()))[0]
             # The clock starts when there is something to kill, so that every kill hits work in progress.
-            while driver.poll() is None and not workers_of(driver.pid):
+            while driver.poll() is None and not workers_of(driver.pid, store):
                 time.sleep(0.05)
             moment = time.monotonic() + generator.expovariate(1 / mean_wait)
             while driver.poll() is None and time.monotonic() < moment:
@@ -168,7 +180,7 @@ def disturbed_round(
                 driver = start(grid, store, engine, jobs)
                 counts["restarts"] += 1
                 continue
-            candidates = workers_of(driver.pid)
+            candidates = workers_of(driver.pid, store)
             if candidates and kill(generator.choice(candidates)):
                 counts["worker"] += 1
                 kills["worker"] -= 1
@@ -193,7 +205,15 @@ def compare(expected: dict[str, bytes], found: dict[str, bytes]) -> dict[str, in
 
 
 def crash(
-    engine: str, kills: int, jobs: int, seeds: int, epochs: int, seed: int, mean_wait: float, folder: Path
+    engine: str,
+    kills: int,
+    jobs: int,
+    seeds: int,
+    epochs: int,
+    seed: int,
+    mean_wait: float,
+    folder: Path,
+    minutes: float = math.inf,
 ) -> dict[str, object]:
     """The whole experiment for one engine."""
     grid = folder / "toy.toml"
@@ -203,10 +223,11 @@ def crash(
     clean = time.monotonic() - began
     generator = random.Random(seed)
     left = {"worker": kills - kills // 2, "driver": kills // 2}
-    rounds = []
-    while sum(left.values()) > 0:
+    rounds: list[dict[str, int]] = []
+    deadline = time.monotonic() + 60 * minutes
+    while sum(left.values()) > 0 and time.monotonic() < deadline:
         store = folder / f"disturbed-{len(rounds)}"
-        counts = disturbed_round(grid, store, engine, jobs, left, generator, mean_wait)
+        counts = disturbed_round(grid, store, engine, jobs, left, generator, mean_wait, deadline)
         rounds.append({**counts, **compare(expected, contents(store))})
         print(f"round {len(rounds)}: {rounds[-1]}, kills left {sum(left.values())}", flush=True)
     total = {key: sum(entry[key] for entry in rounds) for key in rounds[0]}
@@ -216,6 +237,7 @@ def crash(
         "grid": len(expected),
         "jobs": jobs,
         "seed": seed,
+        "kills_asked_for": kills,
         "kills": total["worker"] + total["driver"],
         "rounds": len(rounds),
         **total,
@@ -275,6 +297,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=15, help="seeds of four configurations: 15 make 60 runs")
     parser.add_argument("--epochs", type=int, default=60, help="length of a run")
     parser.add_argument("--mean-wait", type=float, default=1.0, help="mean seconds between two kills")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="no more kills after so many minutes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", metavar="DIR", help="write the outcome as JSON into this folder")
     options = parser.parse_args()
@@ -284,7 +307,7 @@ def main() -> int:
             outcome = lose_a_node(options.jobs, options.seeds, options.epochs, folder)
         else:
             sizes = (options.jobs, options.seeds, options.epochs)
-            outcome = crash(options.engine, options.kills, *sizes, options.seed, options.mean_wait, folder)
+            outcome = crash(options.engine, options.kills, *sizes, options.seed, options.mean_wait, folder, options.minutes)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     text = json.dumps(outcome, indent=1)
