@@ -59,12 +59,13 @@ class PenaltyConfig(_Frozen):
     residual_max_weight: float = Field(default=0.0, ge=0)
     rate_weight: float = Field(default=0.0, ge=0)
     rate_target: float = Field(default=0.9, gt=0, le=1)
+    jacobian_weight: float = Field(default=0.0, ge=0)
     steps: int | None = Field(default=None, ge=1)  # penalise the state after this many steps instead of the trained horizon
 
     @property
     def active(self) -> bool:
         """Whether any weight is positive."""
-        return max(self.residual_weight, self.residual_max_weight, self.rate_weight) > 0
+        return max(self.residual_weight, self.residual_max_weight, self.rate_weight, self.jacobian_weight) > 0
 
 
 class TrainingConfig(_Frozen):
@@ -72,7 +73,10 @@ class TrainingConfig(_Frozen):
 
     ``patience=None`` takes the task's (200 or 500). ``init_from`` is a run directory, checkpoint or run id to start from.
     ``test_every=k`` records the test score at every k-th epoch for figures; selection never sees it. ``stop_at_score`` ends the
-    run at a validation score. ``steps``, ``width`` knobs of the model are its options, not ours.
+    run at a validation score. ``graphs_per_update=k`` makes an epoch several updates, each on k of the training graphs in
+    random order (None: one update on all of them, the paper's). ``keep="last"`` keeps the last parameters instead of those with
+    the best validation score: for fine-tuning towards something the score does not see.
+    ``steps``, ``width`` knobs of the model are its options, not ours.
     """
 
     task: TaskConfig
@@ -90,6 +94,8 @@ class TrainingConfig(_Frozen):
     init_from: str | None = None
     test_every: int | None = Field(default=None, ge=1)
     stop_at_score: float | None = None
+    graphs_per_update: int | None = Field(default=None, ge=1)
+    keep: Literal["best", "last"] = "best"
 
     @field_validator("schedule", mode="before")
     @classmethod
@@ -125,8 +131,16 @@ class TrainingConfig(_Frozen):
         return TrainingConfig.parse({**self.payload(), **changes})
 
     def payload(self) -> dict[str, Any]:
-        """Plain JSON values, every default written out."""
-        return self.model_dump(mode="json")
+        """Plain JSON values, every default written out, except of fields that older records lack."""
+        values = self.model_dump(mode="json")
+        for holder, key, default in (
+            (values, "graphs_per_update", None),
+            (values, "keep", "best"),
+            (values["penalties"], "jacobian_weight", 0.0),
+        ):
+            if holder[key] == default:
+                del holder[key]
+        return values
 
     @property
     def title(self) -> str:

@@ -24,6 +24,7 @@ from sheafdeq.equilibrium import EquilibriumModel, GraphModel, Output
 from sheafdeq.errors import InputError, SheafDEQError
 from sheafdeq.registry import Shape, build_model
 from sheafdeq.training.config import TrainingConfig
+from sheafdeq.training.parts import parts_of
 from sheafdeq.training.penalty import Penalty, SettlingPenalty
 from sheafdeq.training.schedule import Schedule
 
@@ -133,6 +134,9 @@ class Trainer:
         self.full_solver = self.model.solver if isinstance(self.model, EquilibriumModel) else None
         if isinstance(self.model, EquilibriumModel):
             self.model.solver = _untraced(self.model.solver)
+        self.parts: list[Split] | None = None
+        if config.graphs_per_update is not None:
+            self.parts = parts_of(self.task.train, self.task.objective, config.graphs_per_update)
         self.model.train()
 
     # ------------------------------------------------------------------ one epoch
@@ -143,7 +147,7 @@ class Trainer:
             raise InputError(f"the run is over ({self.stopped})")
         over = self.epoch >= self.config.max_epochs
         validation, loss = self._score_and_loss(over)
-        if validation > self.best:  # never true for NaN
+        if validation > self.best or (self.config.keep == "last" and math.isfinite(validation)):  # never true for NaN
             self.best, self.best_epoch = validation, self.epoch
             self.best_parameters = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
         self._note_test_score()
@@ -161,15 +165,19 @@ class Trainer:
         elif self.epoch - self.best_epoch >= self.patience:
             self.stopped = "patience"
         else:
-            self._update(loss, rate)
+            if self.parts is None:
+                self._update(loss, rate)
+            else:
+                self._update_by_parts(self.parts, rate)
             self.epoch += 1
         return metrics
 
     def _score_and_loss(self, over: bool) -> tuple[float, Tensor]:
         """(validation score of the present parameters, training loss with its graph attached unless ``over``)."""
-        if self.stochastic or over:
-            shared, validation = self._validate_separately()
-            if over:
+        only_score = over or self.parts is not None
+        if self.stochastic or only_score:
+            shared, validation = self._validate_separately(only_score)
+            if only_score:
                 return validation, self.task.loss(shared.logits, self.task.train)
         output = self._run(self.task.train)
         loss = self.task.loss(output.logits, self.task.train)
@@ -184,12 +192,12 @@ class Trainer:
         return validation, loss
 
     @torch.no_grad()
-    def _validate_separately(self) -> tuple[Output, float]:
+    def _validate_separately(self, with_training: bool) -> tuple[Output, float]:
         """(output on the training graph or None-like output of validation, validation score) in evaluation mode."""
         self.model.eval()
         on_validation = self._run(self.task.validation)
         shared = on_validation
-        if self.task.validation.graph is not self.task.train.graph and self.epoch >= self.config.max_epochs:
+        if self.task.validation.graph is not self.task.train.graph and with_training:
             shared = self._run(self.task.train)
         self.model.train()
         return shared, self._score(on_validation, self.task.validation)
@@ -211,6 +219,17 @@ class Trainer:
                 output = self.model.run(self.task.test.graph)
             self.model.train()
             self.curves["test"].append([self.epoch, self._score(output, self.task.test)])
+
+    def _update_by_parts(self, parts: list[Split], rate: float) -> None:
+        """One update on each part, in an order drawn anew; parts without a scored row are passed over."""
+        for index in torch.randperm(len(parts)).tolist():
+            if parts[index].size == 0:
+                continue
+            output = self._run(parts[index])
+            loss = self.task.loss(output.logits, parts[index])
+            if self.penalty is not None:
+                loss = loss + self.penalty(output, self.model, parts[index].graph)
+            self._update(loss, rate)
 
     def _update(self, loss: Tensor, rate: float) -> None:
         for group in self.optimiser.param_groups:

@@ -7,7 +7,8 @@ With z the state the model reads out, f its map, and node-wise relative changes
 the penalty of a graph union is
 
     residual_weight * mean_v r_v^2  +  residual_max_weight * max_v r_v^2
-    +  rate_weight * mean over graphs of relu(sqrt(sum s_v^2 / (sum r_v^2 + eps)) - rate_target)^2.
+    +  rate_weight * mean over graphs of relu(sqrt(sum s_v^2 / (sum r_v^2 + eps)) - rate_target)^2
+    +  jacobian_weight * |J|^2_F / (n c) as estimated by :func:`sheafdeq.training.penalties.squared_jacobian`.
 
 Evaluating f once (twice with a rate weight) more per epoch needs no access to the solver's inside, so it serves every
 gradient rule. A penalty of your own is a callable ``(output, model, graph) -> scalar tensor``.
@@ -24,6 +25,7 @@ from sheafdeq.data.graph import Graph
 from sheafdeq.equilibrium import EquilibriumModel, GraphModel, Output
 from sheafdeq.errors import InputError
 from sheafdeq.training.config import PenaltyConfig
+from sheafdeq.training.penalties import squared_jacobian
 
 __all__ = ["Penalty", "SettlingPenalty"]
 
@@ -58,6 +60,8 @@ class SettlingPenalty:
             # The derivative of sqrt is unbounded at 0: a graph that has settled exactly has rate sqrt(eps), slope finite.
             rate = ((_per_graph_sum(following, graph) + 1e-12) / (before + 1e-12)).sqrt()
             total = total + config.rate_weight * torch.relu(rate - config.rate_target).square().mean()
+        if config.jacobian_weight:
+            total = total + config.jacobian_weight * squared_jacobian(model, state, context, image)
         return total
 
 

@@ -1,0 +1,83 @@
+"""``sheafdeq settle``: fine-tune a finished run with growing penalties until it settles."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from sheafdeq.errors import UsageError
+
+
+def configure(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "settle",
+        help="fine-tune a finished run until it settles",
+        description="Continue a finished run at a lower learning rate with growing penalties on its residual and its Jacobian. "
+        "Each stage is stored as a run of its own; finished stages are reused, interrupted ones resumed.",
+    )
+    parser.add_argument("run_path", metavar="RUN", help="directory of a finished run")
+    parser.add_argument("--out", metavar="DIR", required=True, help="run store for the stages")
+    parser.add_argument(
+        "--stage",
+        metavar="KEY=VALUE,...",
+        action="append",
+        default=[],
+        help="a stage instead of the default ones, repeatable: epochs, learning_rate, residual_weight, residual_max_weight, "
+        "jacobian_weight, steps",
+    )
+    parser.add_argument("--checkpoint-seconds", type=float, default=30.0, help="how often the state is saved (default 30)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Settle and print what every stage reached."""
+    from sheafdeq.training.settle import STAGES, settle
+
+    stages = tuple(parse_stage(text) for text in options.stage) or STAGES
+    results = settle(
+        options.run_path, out=options.out, stages=stages, progress="auto", checkpoint_seconds=options.checkpoint_seconds
+    )
+    rows = [
+        {
+            "id": result.record.id,
+            "path": str(result.path),
+            "reused": result.reused,
+            "scores": result.record.scores,
+            "residual": result.record.solves.residual if result.record.solves else None,
+        }
+        for result in results
+    ]
+    if options.json:
+        print(json.dumps({"stages": rows}, sort_keys=True))
+        return 0
+    for number, row in enumerate(rows, start=1):
+        scores, residual = row["scores"], row["residual"]
+        print(
+            f"stage {number}: validation {scores['validation']:.4f}, test {scores['test']:.4f}, "
+            f"largest residual at the horizon {'unknown' if residual is None else format(residual, '.3g')}"
+        )
+    print(f"settled run: {rows[-1]['path']}")
+    return 0
+
+
+def parse_stage(text: str) -> Any:
+    """``epochs=40,learning_rate=0.003,residual_weight=5`` as a stage."""
+    from dataclasses import fields
+
+    from sheafdeq.cli.train import parse_assignments
+    from sheafdeq.training.settle import Stage
+
+    values = parse_assignments([part for part in text.split(",") if part])
+    known = [field.name for field in fields(Stage)]
+    for key, value in values.items():
+        if key not in known:
+            raise UsageError(f"unknown key {key!r} in --stage; it takes: {', '.join(known)}")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise UsageError(f"--stage {key} must be a number, got {value!r}")
+    missing = [key for key in ("epochs", "learning_rate", "residual_weight") if key not in values]
+    if missing:
+        raise UsageError(f"--stage needs {', '.join(missing)}, got {text!r}")
+    return Stage(**values)
