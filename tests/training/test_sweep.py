@@ -15,6 +15,7 @@ from sheafdeq.cli import main
 from sheafdeq.errors import InputError, UsageError
 from sheafdeq.records import read_records, without_timing
 from sheafdeq.registry import MODELS
+from sheafdeq.training.config import TrainingConfig
 from sheafdeq.training.engines.local import run_local
 from sheafdeq.training.engines.worker import EXIT_SUSPENDED, Limits, attempt, write_plan
 from sheafdeq.training.engines.worker import main as work
@@ -266,3 +267,40 @@ def test_the_comparison_notices_lost_extra_and_differing_runs():
     expected = {"a": b"1", "b": b"2", "c": b"3"}
     counts = crash_module().compare(expected, {"a": b"1", "b": b"9", "d": b"4"})
     assert counts == {"runs": 3, "lost": 1, "duplicated": 1, "differing": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_ray_gives_the_records_of_the_local_engine(grid, tmp_path):
+    pytest.importorskip("ray")
+    from sheafdeq.training.engines.ray import run_ray
+
+    sweep = Sweep.load(grid)
+    for name, engine in (("local", run_local), ("ray", run_ray)):
+        store = RunStore(tmp_path / name)
+        engine(sweep.plan(store), store, jobs=2)
+    assert payloads(tmp_path / "local") == payloads(tmp_path / "ray")
+    assert len(payloads(tmp_path / "ray")) == 10
+
+
+def test_ray_missing_is_said(grid, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(["sweep", "run", str(grid), "--engine", "ray", "--out", str(tmp_path / "runs")]) == 2
+    assert "sheafdeq[ray]" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------- community level 10
+
+
+def test_level_ten_reaches_98_percent_and_preset_file_and_record_are_one_configuration():
+    config = TrainingConfig.parse(
+        {"task": {"name": "community", "level": 10}, "model": {"name": "sheafdeq", "options": {"shift": 1.3}}, "seed": 42}
+    )
+    root = Path(__file__).parents[2]
+    assert TrainingConfig.read(root / "configs" / "level10_sheafdeq.toml") == config
+    assert config in Sweep.load("level10").configs()
+    assert config in Sweep.load("headline").configs()
+    assert config in Sweep.load("community").configs()
+    recorded = [record for record in read_records(root / "results" / "runs") if TrainingConfig.parse(record.config) == config]
+    assert recorded
+    assert min(record.scores["test"] for record in recorded) >= 98.0
