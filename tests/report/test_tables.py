@@ -150,7 +150,7 @@ def test_missing_cells_are_missing_and_seeds_are_counted():
     records.append(record(test=1.0, validation=90.0, seed=7))  # not a seed of the paper
     table = paper_table("community", summarise(records), select)
     ours = cell(table, "SheafDEQ", "L10")
-    assert ours.text() == "98.0 [97.0, 99.0] 3/5 (shift 1.3) (1st)"
+    assert ours.text() == "98.0 [97.0, 99.0] 3/5 (shift 1.3)"
     assert cell(table, "SheafDEQ", "L7").text() == "missing"
     assert cell(table, "MLP", "L10").text() == "missing"
     assert cell(table, "SheafDEQ", "L10", "paper").text() == "98.6 [96.9, 99.1] (3rd)"
@@ -224,7 +224,7 @@ def test_every_format_holds_the_numbers():
 def test_overview_shows_whatever_there_is():
     table = overview_table(summarise([record(test=90.0, validation=1.0), record(test=80.0, validation=1.0, seed=43)]), select)
     assert table.columns == ("community L10: accuracy (%)",)
-    assert cell(table, "Sheafdeq", table.columns[0]).text() == "85.0 [80.0, 90.0] 2/2 (shift 1.3) (1st)"
+    assert cell(table, "Sheafdeq", table.columns[0]).text() == "85.0 [80.0, 90.0] 2/2 (shift 1.3)"
 
 
 # ---------------------------------------------------------------------- staleness and the command line

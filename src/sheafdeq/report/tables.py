@@ -248,7 +248,10 @@ def _constant_row(summaries: Sequence[Summary], keys: Sequence[Column], forms: S
 
 def _add_ranks(lines: list[list[Cell]], forms: Sequence[str]) -> None:
     for column, form in enumerate(forms):
-        ranks = rank([line[column].spread[0] if line[column].spread else None for line in lines], form)  # type: ignore[index]
+        medians = [spread[0] if (spread := line[column].spread) else None for line in lines]
+        if sum(value is not None for value in medians) < 2:
+            continue  # a row that stands alone is not first
+        ranks = rank(medians, form)
         for line, place in zip(lines, ranks, strict=True):
             line[column] = Cell(**{**vars(line[column]), "rank": place})
 
