@@ -119,7 +119,8 @@ class ConditionResult:
         """``(s, tau)`` and what else happened to the messages."""
         text = f"({self.schedule.update_window}, {self.schedule.max_delay})"
         channel = self.schedule.channel
-        extras = [f"loss {channel.loss:g}"] if channel.loss else []
+        extras = ["in order"] if channel.in_order else []
+        extras += [f"loss {channel.loss:g}"] if channel.loss else []
         extras += [f"duplication {channel.duplication:g}"] if channel.duplication else []
         extras += ["reordering"] if channel.reordering else []
         extras += [f"sleep {self.schedule.sleep:g} x {self.schedule.sleep_slots}"] if self.schedule.sleep else []

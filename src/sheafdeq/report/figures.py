@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -77,18 +78,29 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def draw_all(sources: Sequence[Source]) -> list[Drawing]:
-    """Every figure the records allow."""
+def draw_all(sources: Sequence[Source], only: Sequence[str] | None = None) -> list[Drawing]:
+    """Every figure the records allow, or those of the kinds in ``only``."""
     drawings: list[Drawing] = []
+
+    def wanted(kind: str) -> bool:
+        return only is None or kind in only
+
     with style():
         for (_, title), group in _by_task(sources, DIAGNOSTICS).items():
-            drawings += [continued_short(group, title), continued_full(group, title), settling(group, title)]
+            for kind, draw in (("continued", continued_short), ("continued-full", continued_full), ("settling", settling)):
+                if wanted(kind):
+                    drawings.append(draw(group, title))
         for (_, title), group in _by_task(sources, ASYNC).items():
-            for study, draw in (("schedules", trajectories), ("tau-sweep", tau_sweep), ("faults", faults)):
+            for study, kind, draw in (
+                ("schedules", "async", trajectories),
+                ("tau-sweep", "tau-sweep", tau_sweep),
+                ("faults", "faults", faults),
+            ):
                 chosen = [source for source in group if source.payload["study"] == study]
-                if chosen:
+                if chosen and wanted(kind):
                     drawings.append(draw(chosen, title))
-        drawings += training_variability(sources)
+        if wanted("training"):
+            drawings += training_variability(sources)
     return drawings
 
 
@@ -448,9 +460,7 @@ def _fault_text(group: Sequence[Source], label: str) -> str:
     found = [c for source in group if (c := _condition(source, label)) is not None]
     worst = max(c["staleness"]["max"] for c in found)
     text = label.removeprefix("(5, 2)").removeprefix(", ")
-    if len(text) > 40:
-        text = text.replace(", ", ",\n", 1)
-    return f"{text or 'independent delays'} [{worst}]"
+    return "\n".join(textwrap.wrap(f"{text or 'independent delays'} [{worst}]", width=34))
 
 
 # ---------------------------------------------------------------------- training variability
