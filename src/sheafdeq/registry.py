@@ -21,6 +21,7 @@ from sheafdeq.models.mlp import MLP
 from sheafdeq.models.neural_sheaf_diffusion import NeuralSheafDiffusion
 from sheafdeq.models.sheaf_cascade import SheafCascade
 from sheafdeq.models.sheaf_deq import SheafDEQ
+from sheafdeq.models.strong_attention import StrongAttnDEQ
 from sheafdeq.models.strong_sheaf import StrongSheafDEQ
 
 __all__ = ["COMMUNITY", "MODELS", "ModelSpec", "Shape", "build_model", "model_spec"]
@@ -246,6 +247,18 @@ _SPECS = (
         _stalked(StrongSheafDEQ, steps=True, edges=True),
         {"shift": 1.6, "gate": "rational", "rate": 0.95, "hidden": 32, "gain": 1.0, "gradient": "unrolled"},
         propagation="adaptive sheaf propagation",
+        well_posedness="strong subhomogeneity, for every weight",
+        gradient="unrolled differentiation",
+        inference="recurrence",
+        in_paper=False,
+    ),
+    ModelSpec(
+        "strong-attention",
+        "Strong GraphAttnDEQ",
+        "strong-attention",
+        _stalked(StrongAttnDEQ, steps=True, edges=True),
+        {"shift": 1.6, "gate": "rational", "rate": 0.95, "hidden": 32, "gain": 1.0, "gradient": "unrolled"},
+        propagation="normalised graph attention",
         well_posedness="strong subhomogeneity, for every weight",
         gradient="unrolled differentiation",
         inference="recurrence",

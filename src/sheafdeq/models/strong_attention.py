@@ -1,0 +1,194 @@
+"""StrongAttnDEQ: GraphAttnDEQ with normalised attention, repaired so that its equilibrium is guaranteed for every weight."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sheafdeq.adjoints import Adjoint
+from sheafdeq.data.graph import Graph
+from sheafdeq.equilibrium import EquilibriumModel, Readout
+from sheafdeq.errors import InputError
+from sheafdeq.models.edge_features import edge_feature_width, edge_features
+from sheafdeq.models.propagation import Pattern, checked_positive, correlate, pattern_of, softmax_aggregate, split_heads
+from sheafdeq.models.split import gate_by_name
+from sheafdeq.models.strong_sheaf import ROUNDING_SLACK
+from sheafdeq.recurrence import Incidence, edge_field, node_field
+from sheafdeq.solvers import Solver
+
+__all__ = ["StrongAttentionContext", "StrongAttnDEQ"]
+
+
+@dataclass(frozen=True, eq=False)
+class StrongAttentionContext:
+    """What stays constant during one solve."""
+
+    incidence: Incidence
+    pattern: Pattern  # of the whole graph
+    query_weight: Tensor  # (c, c) Q, each head scaled into the budget
+    drive: Tensor = node_field()  # (n, c)
+    bias: Tensor = edge_field()  # (e, M) the inputs' share of the logits
+
+
+class StrongAttnDEQ(EquilibriumModel):
+    r"""Attention recomputed from the normalised state at every step, with one equilibrium for every weight.
+
+    .. math::
+        H^\star = \beta + B(X) + \varphi(y^+, y^-), \qquad p_i = \sum_m C^m a^m_i, \quad g_i = \sum_m |C^m| a^m_i, \qquad
+        a^m_i = \sum_{j \in N(i) \cup \{i\}} \alpha^m_{ij} H_j, \quad
+        \alpha^m_{ij} = \mathrm{softmax}_j (\bar H_i^\top G^m \bar H_j + b^m_{ij})
+
+    with C^m = W_m V^m of any sign, :math:`\bar H` the rows at unit Euclidean norm, G^m = Q^m^T K^m / sqrt(q), b any function of
+    the inputs, and y+- = (g +- p)/2. Each Q^m is scaled so that :math:`(2 + \sqrt 2) \|G^m\|_2` keeps the budget
+    rate / m(beta) - 1; the update then contracts Thompson's metric with ``rate`` (``docs/theory.md``, Theorem 24).
+
+    Against GraphAttnDEQ with ``pre_norm``: the gate in place of tanh, the budget, and edge features (with the differences of the
+    node features) in the logits' bias instead of the keys.
+
+    Args:
+        in_channels: f.
+        out_channels: o.
+        heads: M.
+        channels: q = c / M.
+        shift: beta.
+        gate: ``"tanh"``, ``"rational"`` or ``"balance"``.
+        rate: the guaranteed rate, between m(beta) and 1.
+        hidden: hidden width of the bias network.
+        gain: factor on the Xavier values of W, so that y+- start near one.
+        steps: K.
+        edge_dim: width of the edge features, None without.
+        solver: as for every equilibrium model.
+        gradient: as for every equilibrium model.
+
+    Shapes: x (n, f), edge_attr (e, edge_dim) -> (n, o).
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        heads: int = 3,
+        channels: int = 16,
+        *,
+        shift: float = 1.6,
+        gate: str = "rational",
+        rate: float = 0.95,
+        hidden: int = 32,
+        gain: float = 1.0,
+        steps: int = 20,
+        edge_dim: int | None = None,
+        solver: str | Solver | None = None,
+        gradient: str | Adjoint = "unrolled",
+    ) -> None:
+        checked_positive(in_channels=in_channels, out_channels=out_channels, heads=heads, channels=channels, hidden=hidden)
+        super().__init__(steps=steps, solver=solver, gradient=gradient)
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.heads, self.channels = heads, channels
+        self.edge_dim = edge_dim or None
+        self.gate = gate_by_name(gate)
+        self.shift = self.gate.checked_shift(shift)
+        fixed_rate = self.gate.coefficient(self.shift).upper
+        if not fixed_rate < rate < 1:
+            raise InputError(f"rate must lie between m(beta) = {fixed_rate:.4f} and 1, got {rate!r}; a larger shift lowers m")
+        self.rate, self.gain = float(rate), float(gain)
+        c = heads * channels
+        self.drive = nn.Linear(in_channels, c)
+        self.query = nn.Linear(c, c, bias=False)
+        self.key = nn.Linear(c, c, bias=False)
+        self.value = nn.Linear(c, c, bias=False)
+        self.mixing = nn.Linear(c, c, bias=False)
+        self.bias = nn.Sequential(nn.Linear(edge_feature_width(in_channels, edge_dim), hidden), nn.ReLU(), nn.Linear(hidden, heads))
+        self.own_bias = nn.Parameter(torch.zeros(heads))  # b_ii
+        self.readout = Readout(c, out_channels)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Xavier uniform for every matrix (W times ``gain``), zero for every vector."""
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.xavier_uniform_(parameter)
+            else:
+                nn.init.zeros_(parameter)
+        with torch.no_grad():
+            self.mixing.weight.mul_(self.gain)
+
+    @property
+    def width(self) -> int:
+        """State width c."""
+        return self.heads * self.channels
+
+    @property
+    def budget(self) -> float:
+        """D = rate / m(beta) - 1, the sensitivity the attention may have."""
+        return self.rate / self.gate.coefficient(self.shift).upper - 1.0
+
+    def guaranteed_rate(self) -> float:
+        """The proven contraction rate in Thompson's metric, for these and all other weights (Theorem 24)."""
+        return self.rate
+
+    def budgeted_query(self) -> Tensor:
+        """(c, c) Q with head m scaled so that (2 + sqrt 2) |G^m|_2 is within the budget."""
+        c = self.width
+        query = self.query.weight.view(self.heads, self.channels, c)
+        key = self.key.weight.view(self.heads, self.channels, c)
+        norms = torch.linalg.matrix_norm(query.transpose(1, 2) @ key, ord=2) / math.sqrt(self.channels)
+        allowed = self.budget * (1.0 - ROUNDING_SLACK) / (2.0 + math.sqrt(2.0))
+        scale = (allowed / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1.0)
+        return (query * scale[:, None, None]).reshape(c, c)
+
+    # ------------------------------------------------------------------ the contract
+
+    def prepare(self, graph: Graph) -> StrongAttentionContext:
+        """Drive, the inputs' share of the logits, and the query matrix within its budget."""
+        bias = self.bias(edge_features(graph))
+        return StrongAttentionContext(
+            Incidence.of(graph), pattern_of(graph), self.budgeted_query(), self.drive(graph.x).relu(), bias
+        )
+
+    def initial_state(self, context: StrongAttentionContext) -> Tensor:
+        """The shift everywhere."""
+        return torch.full_like(context.drive, self.shift)
+
+    def step(self, state: Tensor, context: StrongAttentionContext) -> Tensor:
+        """T(H) on a whole graph."""
+        return self._update(state, state, context.pattern, context)
+
+    def local_step(self, own: Tensor, received: Tensor, context: StrongAttentionContext) -> Tensor:
+        """The same update with edge k reading the source state ``received[k]``."""
+        return self.gathered_step(own, received, torch.arange(len(received), device=own.device), context)
+
+    def gathered_step(self, own: Tensor, table: Tensor, index: Tensor, context: StrongAttentionContext) -> Tensor:
+        """The same with edge k reading ``table[index[k]]``."""
+        return self._update(own, table, Pattern(context.incidence.pointer, index, len(table)), context)
+
+    def _update(self, own: Tensor, table: Tensor, pattern: Pattern, context: StrongAttentionContext) -> Tensor:
+        gathered = self._averages(own, table, pattern, context)  # (M, n, c)
+        mixing = self.mixing.weight.view(self.width, self.heads, self.channels)
+        values = self.value.weight.view(self.heads, self.channels, self.width)
+        coefficients = torch.einsum("omq,mqc->moc", mixing, values)  # C^m = W_m V^m
+        p = torch.einsum("moc,mnc->no", coefficients, gathered)
+        g = torch.einsum("moc,mnc->no", coefficients.abs(), gathered)
+        return self.shift + context.drive + self.gate.apply(p, g)
+
+    def _averages(self, own: Tensor, table: Tensor, pattern: Pattern, context: StrongAttentionContext) -> Tensor:
+        """(M, n, c) a^m_i: the states averaged with the attention of every head."""
+        heads, w, c = self.heads, self.channels, self.width
+        unit = own / torch.linalg.vector_norm(own, dim=1, keepdim=True)
+        unit_table = unit if table is own else table / torch.linalg.vector_norm(table, dim=1, keepdim=True)
+        query = split_heads(unit @ context.query_weight.T * w**-0.5, heads).reshape(-1, w)
+        own_key = split_heads(self.key(unit), heads).reshape(-1, w)
+        key = own_key if table is own else split_heads(self.key(unit_table), heads).reshape(-1, w)
+        many = pattern.heads(heads)
+        scores = correlate(query, key, many) + context.bias.T.reshape(-1)
+        own_scores = (query * own_key).sum(1) + self.own_bias.repeat_interleave(len(own))
+        own_value, value = own.repeat(heads, 1), table.repeat(heads, 1)
+        return softmax_aggregate(scores, value, many, own=(own_scores, own_value)).view(heads, -1, c)
+
+    def __repr__(self) -> str:
+        return (
+            f"StrongAttnDEQ({self.in_channels}, {self.out_channels}, heads={self.heads}, channels={self.channels}, "
+            f"shift={self.shift:g}, gate={self.gate.name!r}, rate={self.rate:g}, steps={self.steps})"
+        )
