@@ -108,7 +108,7 @@ class TrainingConfig(_Frozen):
         return {"name": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _finite(self) -> TrainingConfig:
+    def _consistent(self) -> TrainingConfig:
         if self.penalties.steps is not None and not self.penalties.active:
             raise ValueError("penalties.steps has no effect without a penalty weight")
         return self

@@ -97,12 +97,13 @@ def evaluate(model: GraphModel, task: Task) -> Evaluation:
         scores[name] = task.score(metrics[name])
     model.train(training)
     statuses: dict[str, int] = {}
-    residual: float | None = None
+    residuals = []
     for output in outputs.values():
         if output.solution is not None:
             _count(statuses, output)
-            residual = max(residual or 0.0, output.solution.residual)
-    return Evaluation(metrics, scores, statuses, residual)
+            residuals.append(output.solution.residual)
+    largest = math.nan if any(map(math.isnan, residuals)) else max(residuals, default=None)  # max() would pass over NaN
+    return Evaluation(metrics, scores, statuses, largest)
 
 
 class Trainer:
@@ -176,9 +177,9 @@ class Trainer:
         """(validation score of the present parameters, training loss with its graph attached unless ``over``)."""
         only_score = over or self.parts is not None
         if self.stochastic or only_score:
-            shared, validation = self._validate_separately(only_score)
+            on_train, validation = self._validate_separately(only_score)
             if only_score:
-                return validation, self.task.loss(shared.logits, self.task.train)
+                return validation, self.task.loss(on_train.logits, self.task.train)
         output = self._run(self.task.train)
         loss = self.task.loss(output.logits, self.task.train)
         if not self.stochastic:
@@ -193,14 +194,13 @@ class Trainer:
 
     @torch.no_grad()
     def _validate_separately(self, with_training: bool) -> tuple[Output, float]:
-        """(output on the training graph or None-like output of validation, validation score) in evaluation mode."""
+        """(output on the training graph if asked for, validation score), both in evaluation mode."""
         self.model.eval()
-        on_validation = self._run(self.task.validation)
-        shared = on_validation
+        on_validation = on_train = self._run(self.task.validation)
         if self.task.validation.graph is not self.task.train.graph and with_training:
-            shared = self._run(self.task.train)
+            on_train = self._run(self.task.train)
         self.model.train()
-        return shared, self._score(on_validation, self.task.validation)
+        return on_train, self._score(on_validation, self.task.validation)
 
     def _run(self, split: Split) -> Output:
         output = self.model.run(split.graph)

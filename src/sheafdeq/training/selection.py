@@ -24,6 +24,8 @@ PAPER_PROTOCOL: dict[str, Any] = {
     "dtype": "float32",
     "init_from": None,
     "stop_at_score": None,
+    "graphs_per_update": None,
+    "keep": "best",
 }
 """Training settings of the paper; ``patience=None`` is the task's own (200 or 500)."""
 
@@ -36,7 +38,7 @@ def deviations(config: Mapping[str, Any]) -> tuple[str, ...]:
     found["penalties"] = ",".join(f"{key}={value:g}" for key, value in sorted(penalties.items())) or "none"
     if config["init_from"] is not None:
         found["init_from"] = "another run"
-    return tuple(f"{key}={found[key]}" for key, expected in PAPER_PROTOCOL.items() if found[key] != expected)
+    return tuple(f"{key}={found[key]}" for key, expected in PAPER_PROTOCOL.items() if found.get(key, expected) != expected)
 
 
 def summarise(records: Iterable[RunRecord]) -> list[Summary]:
