@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -29,35 +28,30 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def run_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    capsys.readouterr()
-    assert main([*words, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
-def test_from_runs_to_figures(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    common = ("--threshold", "0", "--threads", "1")
-    results = tmp_path / "results"
-    found = run_json(capsys, "diagnose", str(store), *common, "--iterations", "25", "--out", str(results / "diagnostics"))
-    assert [(r["model"]["name"], r["seed"]) for r in found["results"]] == [("loop-transformer", 42), ("sheafdeq", 42)]
-    loop, sheaf = found["results"]
-    assert loop["continued"]["update_of"] == "outputs"
-    assert len(sheaf["continued"]["trajectories"]) == 6
-    assert sheaf["spectrum"]["kind"] == "estimate"
-    for words in (("--schedules", "1,0", "3,2"), ("--tau-sweep",), ("--faults",)):
-        options = (*words, "--samples", "2", "--work", "3", "--out", str(results / "async"))
-        found = run_json(capsys, "async", str(store), *common, *options)
-        loop, sheaf = found["results"]
-        assert loop["simulation"].startswith("approximate")
-        assert loop["reference"]["kind"] == "finite:20"
-        assert sheaf["simulation"] == "exact"
-        assert all(condition["violations"] == 0 for condition in sheaf["conditions"])
-    assert len(list((results / "async").glob("*.json"))) == 6
-    out = tmp_path / "figures"
-    drawn = run_json(capsys, "figures", "--results", str(results), "--runs", str(store), "--out", str(out))
-    kinds = {name.split("-community")[0] for name in drawn["figures"]}
+def test_from_runs_to_figures(store: Path, tmp_path: Path) -> None:
+    results, out = tmp_path / "results", tmp_path / "figures"
+    sizes = ("--samples", "2", "--work", "3", "--iterations", "22")
+    places = ("--results", str(results), "--figures", str(out))
+    assert main(["studies", str(store), "--threshold", "0", *sizes, *places]) == 0
+    diagnosed = {p["model"]["name"]: p for p in map(read_sealed, sorted((results / "diagnostics").glob("*.json")))}
+    assert {name: record["seed"] for name, record in diagnosed.items()} == {"loop-transformer": 42, "sheafdeq": 42}
+    assert diagnosed["loop-transformer"]["continued"]["update_of"] == "outputs"
+    assert len(diagnosed["sheafdeq"]["continued"]["trajectories"]) == 6
+    assert diagnosed["sheafdeq"]["spectrum"]["kind"] == "estimate"
+    studied = [read_sealed(path) for path in sorted((results / "async").glob("*.json"))]
+    assert sorted({(r["model"]["name"], r["study"]) for r in studied}) == [
+        (name, study) for name in ("loop-transformer", "sheafdeq") for study in ("faults", "schedules", "tau-sweep")
+    ]
+    for record in studied:
+        assert record["simulation"].startswith("exact" if record["model"]["name"] == "sheafdeq" else "approximate")
+        assert record["reference"]["kind"] == ("converged" if record["model"]["name"] == "sheafdeq" else "finite:20")
+        assert all(condition["violations"] == 0 for condition in record["conditions"])
+        labels = [condition["label"] for condition in record["conditions"]]
+        assert len(set(labels)) == len(labels)
+    names = {path.stem for path in out.glob("*.json")}
+    kinds = {name.split("-community")[0] for name in names}
     assert kinds == {"continued", "continued-full", "settling", "async", "tau-sweep", "faults", "training"}
-    for name in drawn["figures"]:
+    for name in names:
         for suffix in ("svg", "pdf", "png"):
             assert (out / f"{name}.{suffix}").stat().st_size > 1000
         facts = json.loads((out / f"{name}.json").read_text())
@@ -65,7 +59,7 @@ def test_from_runs_to_figures(store: Path, tmp_path: Path, capsys: pytest.Captur
         assert facts["records"]
         assert all(len(record["sha256"]) == 64 and record["run"] for record in facts["records"])
     # The same records give the same picture, byte for byte.
-    again = draw_all([source for source in read_sources(results) if source.payload.get("study") == "faults"])
+    again = draw_all(read_sources(results), only=["faults"])
     for path in write_drawings(again, tmp_path / "again", "sheafdeq figures"):
         assert path.read_bytes() == (out / path.name).read_bytes()
 

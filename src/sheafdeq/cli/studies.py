@@ -1,0 +1,48 @@
+"""``sheafdeq studies``: every diagnostic record and every figure, from a folder of runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def configure(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "studies",
+        help="make all diagnostic and asynchronous records and all figures again",
+        description="Run diagnose, async (schedules, delays up to 64, unreliable channels) and figures, one after the other.",
+    )
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="run directories, or folders of runs")
+    parser.add_argument("--results", default="results", metavar="DIR", help="records go below this folder (default results)")
+    parser.add_argument("--figures", default="docs/figures", metavar="DIR", help="default docs/figures")
+    parser.add_argument("--samples", type=int, default=20, help="schedules of each kind (default 20; sweeps take a quarter of it)")
+    parser.add_argument("--work", type=float, default=500, help="mean updates a node (default 500)")
+    parser.add_argument("--iterations", type=int, default=100, help="of diagnose (default 100)")
+    parser.add_argument("--threshold", type=float, default=80.0, help="validation score a chosen run must reach (default 80)")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch (default 1)")
+    parser.set_defaults(run=run)
+
+
+def run(options: Any) -> int:
+    """One command after the other; the first that fails ends it."""
+    from sheafdeq.cli import build_parser
+
+    results = Path(options.results)
+    common = [*options.runs, "--threshold", f"{options.threshold:g}", "--threads", str(options.threads)]
+    several = ["--samples", str(options.samples), "--work", f"{options.work:g}"]
+    few = ["--samples", str(max(1, options.samples // 4)), "--work", f"{options.work:g}"]
+    parser = build_parser()
+    for words in (
+        ["diagnose", *common, "--iterations", str(options.iterations), "--out", str(results / "diagnostics")],
+        ["async", *common, *several, "--out", str(results / "async")],
+        ["async", *common, *few, "--tau-sweep", "--out", str(results / "async")],
+        ["async", *common, *few, "--faults", "--out", str(results / "async")],
+        ["figures", "--results", str(results), "--runs", *options.runs, "--out", options.figures],
+    ):
+        print(f"sheafdeq {' '.join(words)}", flush=True)
+        step = parser.parse_args(words)
+        code = int(step.run(step) or 0)
+        if code:
+            return code
+    return 0
