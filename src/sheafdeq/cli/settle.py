@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     results = settle(
         options.run_path, out=options.out, stages=stages, progress="auto", checkpoint_seconds=options.checkpoint_seconds
     )
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "id": result.record.id,
             "path": str(result.path),
