@@ -1,0 +1,112 @@
+// Runs every kernel on random graphs with buffers of exactly the promised size, for the sanitizers to watch.
+// Built by test_sanitizers.py with -fsanitize=address,undefined; prints "clean" when it gets to the end.
+#include <cstdio>
+#include <memory>
+#include <random>
+
+#include "edges.hpp"
+#include "layout.hpp"
+#include "nodes.hpp"
+
+namespace {
+
+std::mt19937 generator(7);
+
+template <class T> struct Buffer {
+  explicit Buffer(std::int64_t size) : data(new T[static_cast<std::size_t>(size)]) {
+    std::uniform_real_distribution<double> uniform(-1, 1);
+    for (std::int64_t i = 0; i < size; i++) data[i] = static_cast<T>(uniform(generator));
+  }
+  operator T*() { return data.get(); }
+  std::unique_ptr<T[]> data;
+};
+
+sheafdeq::Layout random_layout(std::int64_t n, std::int64_t e) {
+  std::vector<std::int32_t> source;
+  std::vector<std::int64_t> pointer(n + 1, 0);
+  for (std::int64_t i = 0; i < e; i++) {
+    source.push_back(static_cast<std::int32_t>(generator() % n));
+    pointer[generator() % n + 1]++;
+  }
+  for (std::int64_t v = 0; v < n; v++) pointer[v + 1] += pointer[v];
+  return sheafdeq::Layout(std::move(source), std::move(pointer), std::vector<double>(e, 0.5), std::vector<double>(n, 2.0), n);
+}
+
+template <class T, int D> double once(int d, int q, int h, std::int64_t n, std::int64_t e, bool with_edges, int threads) {
+  constexpr int W = Lanes<T>::W;
+  auto padded = [](int width) { return (width + W - 1) / W * W; };
+  const sheafdeq::Layout layout = random_layout(n, e);
+  const sheafdeq::Plan& plan = layout.plan(threads);
+  const int hidden = padded(h), channels = padded(q), c = d * q, wide = padded(c), width = 2 * hidden + d * channels;
+
+  NodePass<T> nodes;
+  nodes.d = d, nodes.q = q, nodes.channels = channels, nodes.hidden = hidden;
+  Buffer<T> state(n * c), columns(c * 4 * hidden), rows(4 * hidden * wide), bias(2 * hidden), stalk(d * d), mix(q * channels),
+      mix_columns(q * channels), source(n * width), target(n * 2 * hidden);
+  nodes.state = state, nodes.first_columns = columns, nodes.first_rows = rows, nodes.bias = bias, nodes.stalk_mixing = stalk;
+  nodes.channel_mixing = mix, nodes.channel_mixing_columns = mix_columns;
+  nodes.source = source, nodes.source_stride = width, nodes.target = target, nodes.target_stride = 2 * hidden;
+  Buffer<T> node_scratch(NodeKernel<T>::scratch(nodes));
+  NodeKernel<T>::forward(nodes, 0, n, node_scratch);
+
+  EdgePass<T> pass;
+  pass.d = d, pass.channels = channels, pass.hidden = hidden, pass.step_channels = q, pass.shift = T(1.3);
+  pass.source = layout.source.data(), pass.target = layout.target.data(), pass.pointer = layout.pointer.data();
+  pass.weight = layout.weights(T()), pass.inverse_degree = layout.inverse_degrees(T());
+  pass.source_hidden = source, pass.source_values = pass.own_values = source + 2 * hidden;
+  pass.source_hidden_stride = pass.source_values_stride = pass.own_values_stride = width;
+  pass.target_hidden = target, pass.target_hidden_stride = 2 * hidden;
+  Buffer<T> edge_hidden(e * 2 * hidden), edge_grad(e * 2 * hidden);
+  if (with_edges) pass.edge_hidden = edge_hidden, pass.edge_hidden_stride = 2 * hidden;
+  Buffer<T> maps(2 * d * d * hidden), map_bias(2 * d * d), drive(n * c), out(n * c), tanh(n * c);
+  for (int map = 0; map < 2; map++) pass.weight_of_map[map] = maps + map * d * d * hidden, pass.bias_of_map[map] = map_bias + map * d * d;
+  pass.drive = drive, pass.step = out, pass.tanh = tanh;
+  Buffer<T> scratch(edge_scratch<T>(d, hidden, channels));
+  for (int t = 0; t < threads; t++) {
+    EdgeShare<T> share;
+    share.first = plan.bounds[t], share.last = plan.bounds[t + 1], share.scratch = scratch;
+    EdgeKernel<T, D>::forward(pass, share);
+  }
+
+  Buffer<T> grad(n * c), source_grad((n + plan.ghosts) * width), target_grad(n * 2 * hidden), own_grad(n * d * channels);
+  std::fill_n(source_grad.data.get(), (n + plan.ghosts) * width, T(0));
+  pass.step_grad = grad, pass.own_values_grad = own_grad, pass.grad = own_grad;
+  pass.own_values_grad_stride = pass.grad_stride = d * channels;
+  pass.slot = plan.slot.empty() ? layout.source.data() : plan.slot.data();
+  pass.source_grad = source_grad, pass.source_grad_stride = width;
+  pass.target_hidden_grad = target_grad, pass.target_hidden_grad_stride = 2 * hidden;
+  if (with_edges) pass.edge_hidden_grad = edge_grad, pass.edge_hidden_grad_stride = 2 * hidden;
+  std::vector<double> edge_sums(2 * d * d * (hidden + 1)), node_sums(NodeKernel<T>::parameters(nodes));
+  for (int t = 0; t < threads; t++) {
+    EdgeShare<T> share;
+    share.first = plan.bounds[t], share.last = plan.bounds[t + 1], share.scratch = scratch, share.parameter_grad = edge_sums.data();
+    EdgeKernel<T, D>::backward(pass, share);
+  }
+  Buffer<T> state_grad(n * c);
+  nodes.source = source_grad, nodes.target = target_grad, nodes.own_grad = own_grad, nodes.own_grad_stride = d * channels;
+  nodes.state_grad = state_grad;
+  NodeKernel<T>::backward(nodes, 0, n, node_scratch, node_sums.data());
+  double total = 0;
+  for (std::int64_t i = 0; i < n * c; i++) total += static_cast<double>(state_grad[i]) + static_cast<double>(out[i]);
+  return total;
+}
+
+template <class T> double all() {
+  double total = 0;
+  for (const std::int64_t e : {0, 1, 5, 16, 17, 200})
+    for (const bool with_edges : {false, true})
+      for (const int threads : {1, 3}) {
+        total += once<T, 1>(1, 3, 5, 9, e, with_edges, threads);
+        total += once<T, 2>(2, 8, 8, 11, e, with_edges, threads);
+        total += once<T, 3>(3, 5, 7, 53, e, with_edges, threads);
+        total += once<T, 0>(7, 2, 9, 6, e, with_edges, threads);
+      }
+  return total;
+}
+
+}  // namespace
+
+int main() {
+  std::printf("%g clean\n", all<float>() + all<double>());
+  return 0;
+}

@@ -1,0 +1,50 @@
+"""The kernels under AddressSanitizer and UndefinedBehaviorSanitizer, and a kernel broken on purpose that they must catch."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import sheafdeq.kernels
+
+NATIVE = Path(sheafdeq.kernels.__file__).parent / "native"
+DRIVER = Path(__file__).with_name("sanitizer_driver.cpp")
+COMPILER = shutil.which("g++") or shutil.which("clang++")
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")]
+
+
+def build_and_run(native: Path, folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    program = folder / "driver"
+    assert COMPILER is not None
+    subprocess.run(
+        [
+            COMPILER, "-std=c++17", "-O1", "-g", "-w", "-ffp-contract=fast", "-fno-math-errno",
+            "-fsanitize=address,undefined", "-fno-sanitize-recover=all", *flags, f"-I{native}", str(DRIVER), "-o", str(program),
+        ],
+        check=True,
+        timeout=550,
+    )  # fmt: skip
+    return subprocess.run([str(program)], capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.mark.parametrize("width", [16, 32])
+def test_kernels_are_clean(width: int, tmp_path: Path) -> None:
+    # 32-byte vectors without AVX flags are split by the compiler: the same code on any machine
+    done = build_and_run(NATIVE, tmp_path, f"-DSHEAFDEQ_VECTOR_BYTES={width}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith("clean")
+
+
+def test_an_overrun_is_caught(tmp_path: Path) -> None:
+    broken = tmp_path / "native"
+    shutil.copytree(NATIVE, broken)
+    nodes = (broken / "nodes.hpp").read_text()
+    assert "v < last; v += NB" in nodes
+    (broken / "nodes.hpp").write_text(nodes.replace("v < last; v += NB", "v < last + 1; v += NB"))
+    done = build_and_run(broken, tmp_path, "-DSHEAFDEQ_VECTOR_BYTES=16")
+    assert done.returncode != 0
+    assert "AddressSanitizer" in done.stderr
