@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_edge_step import disagreement, random_graph, step_arguments, value_and_gradients
 
+from kernels.test_edge_step import disagreement, random_graph, step_arguments, value_and_gradients
 from sheafdeq.kernels import EdgeLayout, sheaf_step, sheaf_step_reference
 
 

@@ -22,7 +22,7 @@ TIGHT: dict[str, dict[str, Any]] = {
     "ignn": {"tolerance": 1e-13, "steps": 2000},
     "energygnn": {"tolerance": 1e-12, "steps": 2000},
 }
-SHEAF = ("sheafdeq", "sheafdeq-no-norm", "strong-sheaf", "sheaf-cascade")  # tested in files of their own
+SHEAF = ("sheafdeq", "sheafdeq-no-norm", "strong-sheaf", "strong-attention", "sheaf-cascade")  # tested in files of their own
 VARIANTS = [
     *((name, {}) for name in MODELS if name not in (*SHEAF, "dnsd", "nsd")),
     ("graph-attn-deq", {"pre_norm": True}),
