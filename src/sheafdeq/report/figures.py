@@ -279,7 +279,7 @@ def settling(group: Sequence[Source], title: str) -> Drawing:
     import matplotlib.pyplot as plt
 
     shown = _labelled(group)
-    figure, grid = plt.subplots(len(shown), 1, figsize=(7.2, 0.9 + 0.95 * len(shown)), squeeze=False, sharex=True)
+    figure, grid = plt.subplots(len(shown), 1, figsize=(7.2, 1.1 + 1.1 * len(shown)), squeeze=False, sharex=True)
     never_at = 1.06 * max(source.payload["continued"]["iterations"] for source, _, _ in shown)
     for axis, (source, label, look) in zip(grid.flat, shown, strict=True):
         result = source.payload["continued"]["trajectories"][0]["settling"]
@@ -289,7 +289,7 @@ def settling(group: Sequence[Source], title: str) -> Drawing:
         never = 100 * result["unsettled"] / max(nodes, 1)
         axis.bar([never_at], [never], width=2.5, color="white", edgecolor=look.colour, hatch="////")
         middle = "more than half never" if result["median"] is None else f"median {result['median']}"
-        axis.text(0.985, 0.9, f"{label}\n{middle}", transform=axis.transAxes, ha="right", va="top", fontsize=8)
+        axis.set_title(f"{label}: {middle}", loc="left", fontsize=8)
         axis.set_ylabel("nodes (%)")
     grid.flat[-1].set_xlabel("settling time (iteration); hatched: still moving at the end")
     tolerance = group[0].payload["continued"]["trajectories"][0]["settling"]["tolerance"]
