@@ -57,29 +57,43 @@ template <class T> struct EdgeBlock {
     if (block.slot) block.slot = block.filled_slot;
   }
 
-  // Rows the next block will gather; they lie anywhere in memory.
-  static SHEAFDEQ_NOINLINE void prefetch(const EdgePass<T>& pass, std::int64_t e0, std::int64_t end, bool write) {
-    const std::int64_t stop = e0 + EB < end ? e0 + EB : end;
-    const int hidden_bytes = 2 * pass.hidden * static_cast<int>(sizeof(T));
-    const int value_bytes = pass.d * pass.channels * static_cast<int>(sizeof(T));
-    for (std::int64_t e = e0; e < stop; e++) {
-      const char* hidden = reinterpret_cast<const char*>(pass.source_hidden + pass.source[e] * pass.source_hidden_stride);
-      const char* values = reinterpret_cast<const char*>(pass.source_values + pass.source[e] * pass.source_values_stride);
-      for (int b = 0; b < hidden_bytes; b += 64) __builtin_prefetch(hidden + b);
-      for (int b = 0; b < value_bytes; b += 64) __builtin_prefetch(values + b);
-      if (write) {
-        const char* grad = reinterpret_cast<const char*>(pass.source_grad + pass.slot[e] * pass.source_grad_stride);
-        for (int b = 0; b < hidden_bytes + value_bytes; b += 64) __builtin_prefetch(grad + b, 1);
-      }
+  // Rows of a table that will be wanted soon. They lie anywhere in memory, so the caches are asked for them one row at
+  // a time, while other work goes on.
+  struct Ahead {
+    const std::int32_t* index = nullptr;  // (EB) or null
+    const T* table = nullptr;
+    std::int64_t stride = 0;
+    int bytes = 0;
+    bool write = false;
+
+    SHEAFDEQ_INLINE void request(int e) const {
+      if (!index) return;
+      const char* row = reinterpret_cast<const char*>(table + index[e] * stride);
+      if (write)
+        for (int b = 0; b < bytes; b += 64) __builtin_prefetch(row + b, 1);
+      else
+        for (int b = 0; b < bytes; b += 64) __builtin_prefetch(row + b);
     }
+  };
+  // What the block after this one reads: [A | Y] lie side by side in a step.
+  static SHEAFDEQ_INLINE Ahead reads_after(const EdgePass<T>& pass, std::int64_t e0, std::int64_t end) {
+    const int width = 2 * pass.hidden + pass.d * pass.channels;
+    if (e0 + 2 * EB > end) return {};
+    return {pass.source + e0 + EB, pass.source_hidden, pass.source_hidden_stride, width * static_cast<int>(sizeof(T)), false};
+  }
+  // The gradient rows this block adds to.
+  static SHEAFDEQ_INLINE Ahead writes_of(const EdgePass<T>& pass, const Edges& block) {
+    const int width = 2 * pass.hidden + pass.d * pass.channels;
+    return {block.slot, pass.source_grad, pass.source_grad_stride, width * static_cast<int>(sizeof(T)), true};
   }
 
   // Hidden rows of generator `map`: (EB, h) in `rows`, and transposed, (h, EB), in `columns`.
   template <bool with_edges>
   static SHEAFDEQ_INLINE void hidden_rows(const EdgePass<T>& pass, const Edges& block, std::int64_t e0, int map,
-                                          T* __restrict rows, T* __restrict columns) {
+                                          const Ahead& ahead, T* __restrict rows, T* __restrict columns) {
     const int h = pass.hidden;
     for (int e = 0; e < EB; e++) {
+      ahead.request(e);
       const T* a = pass.source_hidden + block.source[e] * pass.source_hidden_stride + map * h;
       const T* b = pass.target_hidden + block.target[e] * pass.target_hidden_stride + map * h;
       const int y = e < block.count ? e : block.count - 1;
@@ -100,12 +114,12 @@ template <class T> struct EdgeBlock {
       }
   }
 
-  static SHEAFDEQ_NOINLINE void hidden_of(const EdgePass<T>& pass, const Edges& block, std::int64_t e0, int map, T* rows,
-                                        T* columns) {
+  static SHEAFDEQ_NOINLINE void hidden_of(const EdgePass<T>& pass, const Edges& block, std::int64_t e0, int map,
+                                          const Ahead& ahead, T* rows, T* columns) {
     if (pass.edge_hidden)
-      hidden_rows<true>(pass, block, e0, map, rows, columns);
+      hidden_rows<true>(pass, block, e0, map, ahead, rows, columns);
     else
-      hidden_rows<false>(pass, block, e0, map, rows, columns);
+      hidden_rows<false>(pass, block, e0, map, ahead, rows, columns);
   }
 
   // R outputs of the second layer for EB edges.
@@ -421,9 +435,9 @@ template <class T, int D> struct EdgeKernel {
     enter();
     for (std::int64_t e0 = pass.pointer[share.first]; e0 < end; e0 += EB) {
       Common::take(pass, e0, end, block);
-      Common::prefetch(pass, e0 + EB, end, false);
+      const typename Common::Ahead soon[2] = {Common::reads_after(pass, e0, end), {}};
       for (int map = 0; map < 2; map++) {
-        Common::hidden_of(pass, block, e0, map, rows, columns);
+        Common::hidden_of(pass, block, e0, map, soon[map], rows, columns);
         Common::second_layer(pass, columns, map, block.raw[map]);
       }
       products(pass, block);
@@ -618,9 +632,9 @@ template <class T, int D> struct EdgeKernel {
     int blocks = 0;
     for (std::int64_t e0 = pass.pointer[share.first]; e0 < end; e0 += EB) {
       Common::take(pass, e0, end, block);
-      Common::prefetch(pass, e0 + EB, end, true);
+      const typename Common::Ahead soon[2] = {Common::reads_after(pass, e0, end), Common::writes_of(pass, block)};
       for (int map = 0; map < 2; map++) {
-        Common::hidden_of(pass, block, e0, map, rows[map], columns);
+        Common::hidden_of(pass, block, e0, map, soon[map], rows[map], columns);
         Common::second_layer(pass, columns, map, block.raw[map]);
       }
       for (int a = 0; a < block.count;) {
