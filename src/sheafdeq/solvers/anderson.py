@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from sheafdeq.distances import RELATIVE_SUP, Distance
 from sheafdeq.errors import InputError
-from sheafdeq.solvers.iterate import Function, Observer, Stopping, iterate
-from sheafdeq.solvers.solution import Solution
+from sheafdeq.solvers.fixed_point import FixedPointSolver
 
 __all__ = ["Anderson"]
 
@@ -25,7 +23,7 @@ class _Memory:
 
 
 @dataclass(frozen=True)
-class Anderson:
+class Anderson(FixedPointSolver):
     """z_{k+1} = sum_i a_i f(z_i) over the last ``window`` states, with sum_i a_i = 1 minimising ||sum_i a_i (f(z_i) - z_i)||_2.
 
     Differences from the common implementation, each of which answers a known complaint:
@@ -38,38 +36,18 @@ class Anderson:
     """
 
     steps: int = 100
-    tolerance: float | None = 1e-6
     stop_early: bool = True
     window: int = 5
     mixing: float = 1.0
     ridge: float = 1e-10
     restart_factor: float = 2.0
-    distance: Distance = RELATIVE_SUP
-    stagnation_window: int = 200
-    trace: bool = True
 
     def __post_init__(self) -> None:
         if self.window < 1:
             raise InputError(f"window must be at least 1, got {self.window!r}")
         if not 0 < self.mixing <= 1:
             raise InputError(f"mixing must be in (0, 1], got {self.mixing!r}")
-        self.stopping  # noqa: B018 - validates the rest
-
-    @property
-    def stopping(self) -> Stopping:
-        """The loop's settings."""
-        return Stopping(
-            max_steps=self.steps,
-            tolerance=self.tolerance,
-            stop_early=self.stop_early,
-            distance=self.distance,
-            stagnation_window=self.stagnation_window,
-            trace=self.trace,
-        )
-
-    def with_steps(self, steps: int) -> Anderson:
-        """The same solver with another step limit."""
-        return replace(self, steps=steps)
+        super().__post_init__()
 
     def start(self, state: Tensor, graph_of_node: Tensor | None, num_graphs: int) -> _Memory:
         """An empty history."""
@@ -127,23 +105,3 @@ class Anderson:
         solved = torch.linalg.solve(system, torch.ones(m, 1, dtype=gram.dtype, device=gram.device).expand(len(gram), m, 1))
         weights = solved.squeeze(-1)
         return weights / weights.sum(1, keepdim=True)
-
-    def solve(
-        self,
-        function: Function,
-        initial: Tensor,
-        *,
-        graph_of_node: Tensor | None = None,
-        num_graphs: int = 1,
-        observe: Observer | None = None,
-    ) -> Solution:
-        """Iterate ``function`` from ``initial``."""
-        return iterate(
-            function,
-            initial,
-            self,
-            self.stopping,
-            graph_of_node=graph_of_node,
-            num_graphs=num_graphs,
-            observe=observe,
-        )
