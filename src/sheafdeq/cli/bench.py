@@ -285,6 +285,7 @@ def _scale_row(edges: int) -> dict[str, Any]:
     from sheafdeq.data.community import community_graph
     from sheafdeq.data.graph import Graph
 
+    _reset_high_water()
     part, _ = community_graph(42, level=7)
     copies = max(1, round(edges / part.num_edges))
     graph = Graph.union([part] * copies)
@@ -439,13 +440,14 @@ def _draw(result: dict[str, Any], folder: Path) -> None:
     bars = left.barh(labels, [row["seconds"] for row in rows], color="#3b6ea5")
     left.bar_label(bars, [f"{row['seconds']:.2f} s" for row in rows], padding=3)
     left.set_xscale("log")
-    left.set_xlim(right=4 * max(row["seconds"] for row in rows))
+    left.set_xlim(0.3 * min(row["seconds"] for row in rows), 4 * max(row["seconds"] for row in rows))
     left.set_xlabel("seconds, 20 steps forward and backward")
     measured = [(label, row) for label, row in zip(labels, rows, strict=True) if row["memory_bytes"]]
     bars = right.barh([label for label, _ in measured], [row["memory_bytes"] / 2**20 for _, row in measured], color="#a5653b")
     right.bar_label(bars, [f"{row['memory_bytes'] / 2**20:,.0f} MiB" for _, row in measured], padding=3)
     right.set_xscale("log")
-    right.set_xlim(right=6 * max(row["memory_bytes"] for _, row in measured) / 2**20)
+    held = [row["memory_bytes"] / 2**20 for _, row in measured]
+    right.set_xlim(0.3 * min(held), 6 * max(held))
     right.set_xlabel("peak memory of the pass, MiB")
     figure.savefig(folder / "bench_time.png", dpi=150)
     pyplot.close(figure)
