@@ -230,9 +230,9 @@ def _continued(group: Sequence[Source], title: str, panels: Sequence[str], kind:
     _letter(axes)
     _legend_below(figure, axes[0])
     last = max(source.payload["continued"]["iterations"] for source in group)
-    graph = group[0].payload["graph"]
+    graph = _graphs(group)
     caption = (
-        f"Continued iteration, {title} ({graph} graphs): medians over the starts with interquartile bands, reference: the "
+        f"Continued iteration, {title} ({graph}): medians over the starts with interquartile bands, reference: the "
         "default start "
         f"after {last} iterations (not assumed to be an equilibrium). Models whose state is not exposed are judged by the "
         "updates of "
@@ -302,6 +302,14 @@ def settling(group: Sequence[Source], title: str) -> Drawing:
 
 
 # ---------------------------------------------------------------------- bounded staleness
+
+
+def _graphs(group: Sequence[Source]) -> str:
+    """Which graphs: one name, or one for each model where they differ."""
+    names = [source.payload["graph"] for source in group]
+    if len(set(names)) == 1:
+        return f"graphs: {names[0]}"
+    return "graphs: " + ", ".join(f"{text} {name}" for (_, text, _), name in zip(_labelled(group), names, strict=True))
 
 
 def _conditions(group: Sequence[Source]) -> list[str]:
