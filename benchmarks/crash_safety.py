@@ -17,6 +17,7 @@ import json
 import math
 import os
 import random
+import secrets
 import shutil
 import signal
 import subprocess
@@ -249,6 +250,7 @@ def crash(
 def lose_a_node(jobs: int, seeds: int, epochs: int, folder: Path) -> dict[str, object]:
     """Head without CPUs and two worker nodes with one each, on this machine; one worker node is killed mid-sweep."""
     os.environ["RAY_AUTH_MODE"] = "token"
+    os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # ray.init makes one by itself, a cluster of nodes does not
     os.environ["OMP_NUM_THREADS"] = "1"
     import ray
     from ray.cluster_utils import Cluster
