@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
         }
     )
     start = time.monotonic()
-    result = train(config, stop_when=lambda metrics: metrics.validation >= options.goal)
+    result = train(config, progress="auto", stop_when=lambda metrics: metrics.validation >= options.goal)
     seconds = time.monotonic() - start
     model, task = result.model, task_of(config)
     assert isinstance(model, EquilibriumModel)
