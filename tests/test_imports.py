@@ -28,9 +28,6 @@ ALLOWED = {
         "data", "recurrence", "solvers", "adjoints", "equilibrium", "models", "theory", "distances", "diagnostics", "errors",
     },
     "training": {"data", "equilibrium", "registry", "records", "solvers", "adjoints", "recurrence", "distances", "errors", "models"},
-    "evaluation": {
-        "training", "diagnostics", "certificates", "asynchronous", "records", "data", "equilibrium", "registry", "solvers", "errors",
-    },
     "report": {"records", "errors"},
 }
 
