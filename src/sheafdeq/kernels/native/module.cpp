@@ -18,6 +18,9 @@
 #ifdef _OPENMP
 #include <omp.h>
 #endif
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
 
 namespace nb = nanobind;
 using namespace sheafdeq;
@@ -263,12 +266,48 @@ template <class T> struct Free {
   void operator()(T* p) const { std::free(p); }
 };
 template <class T> using Memory = std::unique_ptr<T[], Free<T>>;
+// Large tables start on a huge page and ask for huge pages: rows are gathered from anywhere in them.
 template <class T> Memory<T> allocate(std::int64_t size) {
-  const std::size_t bytes = (static_cast<std::size_t>(size) * sizeof(T) + 127) / 64 * 64;
-  void* memory = std::aligned_alloc(64, bytes);
+  constexpr std::size_t huge = std::size_t(1) << 21;
+  const std::size_t wanted = static_cast<std::size_t>(size) * sizeof(T) + 64;
+  const std::size_t alignment = wanted >= huge ? huge : 64;
+  const std::size_t bytes = (wanted + alignment - 1) / alignment * alignment;
+  void* memory = std::aligned_alloc(alignment, bytes);
   if (!memory) throw std::bad_alloc();
+#ifdef MADV_HUGEPAGE
+  if (alignment == huge) madvise(memory, bytes, MADV_HUGEPAGE);  // a hint: failure changes nothing
+#endif
   return Memory<T>(static_cast<T*>(memory));
 }
+
+// Tables of a step. Up to 64 MB each they stay with the calling thread, because handing pages back to the system and
+// getting them again at every step costs more than some of the passes; larger ones are freed.
+enum Role { source_table, target_table, source_gradient, target_gradient, own_gradient, roles };
+
+template <class T> class Table {
+ public:
+  Table(Role role, std::int64_t size) {
+    if (size * static_cast<std::int64_t>(sizeof(T)) > (std::int64_t(64) << 20)) {
+      owned_ = allocate<T>(size);
+      data_ = owned_.get();
+      return;
+    }
+    thread_local Memory<T> kept[roles];
+    thread_local std::int64_t sizes[roles] = {};
+    if (sizes[role] < size) {
+      kept[role].reset();
+      sizes[role] = 0;
+      kept[role] = allocate<T>(size);
+      sizes[role] = size;
+    }
+    data_ = kept[role].get();
+  }
+  T* get() const { return data_; }
+
+ private:
+  Memory<T> owned_;
+  T* data_ = nullptr;
+};
 
 // The parameters of a step in the layout and padding the kernels want, and the shapes that go with them.
 template <class T> struct StepParameters {
@@ -367,7 +406,7 @@ template <class T> struct StepParameters {
 
 // Tables [A | Y] and B of all nodes.
 template <class T> struct NodeTables {
-  Memory<T> source, target;
+  Table<T> source, target;
 };
 
 template <class T> NodeTables<T> node_tables(StepParameters<T>& parameters, std::int64_t n, int threads) {
@@ -375,7 +414,7 @@ template <class T> NodeTables<T> node_tables(StepParameters<T>& parameters, std:
   NodePass<T> pass = parameters.nodes;
   pass.source_stride = parameters.source_width();
   pass.target_stride = 2 * parameters.hidden;
-  NodeTables<T> tables{allocate<T>(n * pass.source_stride), allocate<T>(n * pass.target_stride)};
+  NodeTables<T> tables{{source_table, n * pass.source_stride}, {target_table, n * pass.target_stride}};
   pass.source = tables.source.get();
   pass.target = tables.target.get();
   const std::int64_t size = kernels.node_scratch(pass);
@@ -472,8 +511,8 @@ void step_backward(const Layout& layout, int d, int q, bool pre_norm, Matrix<con
   const Plan& plan = layout.plan(threads);
   const NodeTables<T> tables = node_tables(parameters, n, threads);
   const std::int64_t rows = n + plan.ghosts;
-  const Memory<T> source_grad = allocate<T>(rows * width), target_grad = allocate<T>(n * 2 * hidden);
-  const Memory<T> own_grad = allocate<T>(n * d * channels);
+  const Table<T> source_grad(source_gradient, rows * width), target_grad(target_gradient, n * 2 * hidden);
+  const Table<T> own_grad(own_gradient, n * d * channels);
   pass.slot = plan.slot.empty() ? layout.source.data() : plan.slot.data();
   pass.source_grad = source_grad.get();
   pass.source_grad_stride = width;
