@@ -43,8 +43,9 @@ def test_an_overrun_is_caught(tmp_path: Path) -> None:
     broken = tmp_path / "native"
     shutil.copytree(NATIVE, broken)
     nodes = (broken / "nodes.hpp").read_text()
-    assert "v < last; v += NB" in nodes
-    (broken / "nodes.hpp").write_text(nodes.replace("v < last; v += NB", "v < last + 1; v += NB"))
+    right = "const int nodes = last - v < NB ? static_cast<int>(last - v) : NB;"
+    assert right in nodes
+    (broken / "nodes.hpp").write_text(nodes.replace(right, "const int nodes = NB;"))  # runs past the last node
     done = build_and_run(broken, tmp_path, "-DSHEAFDEQ_VECTOR_BYTES=16")
     assert done.returncode != 0
     assert "AddressSanitizer" in done.stderr
