@@ -7,7 +7,7 @@ With a :class:`Pattern` of entries k = (row, column), values a_k and a dense tab
 
 Each is bilinear, and each is the other's derivative, so both are differentiable any number of times (reverse and forward mode)
 without an (edges x channels) array ever being stored. ``aggregate`` is an embedding bag, which is what PyTorch offers fastest
-on a CPU: on 87,000 edges and 48 channels about 20 times faster than gathering, multiplying and ``index_add``.
+on a CPU: nothing is written for an edge, where gathering, multiplying and ``index_add`` write every message twice.
 """
 
 from __future__ import annotations
