@@ -57,8 +57,8 @@ template <class T> struct EdgeBlock {
     if (block.slot) block.slot = block.filled_slot;
   }
 
-  // Rows of a table that will be wanted soon. They lie anywhere in memory, so the caches are asked for them one row at
-  // a time, while other work goes on.
+  // Rows of a table that will be wanted soon. They lie anywhere in memory, so the caches are asked for them ahead of time; a
+  // quarter of the rows at once, between pieces of arithmetic, because only so many requests can be under way.
   struct Ahead {
     const std::int32_t* index = nullptr;  // (EB) or null
     const T* table = nullptr;
@@ -66,13 +66,15 @@ template <class T> struct EdgeBlock {
     int bytes = 0;
     bool write = false;
 
-    SHEAFDEQ_INLINE void request(int e) const {
+    SHEAFDEQ_INLINE void request(int quarter) const {
       if (!index) return;
-      const char* row = reinterpret_cast<const char*>(table + index[e] * stride);
-      if (write)
-        for (int b = 0; b < bytes; b += 64) __builtin_prefetch(row + b, 1);
-      else
-        for (int b = 0; b < bytes; b += 64) __builtin_prefetch(row + b);
+      for (int e = quarter * (EB / 4); e < (quarter + 1) * (EB / 4); e++) {
+        const char* row = reinterpret_cast<const char*>(table + index[e] * stride);
+        if (write)
+          for (int b = 0; b < bytes; b += 64) __builtin_prefetch(row + b, 1);
+        else
+          for (int b = 0; b < bytes; b += 64) __builtin_prefetch(row + b);
+      }
     }
   };
   // What the block after this one reads: [A | Y] lie side by side in a step.
@@ -87,39 +89,40 @@ template <class T> struct EdgeBlock {
     return {block.slot, pass.source_grad, pass.source_grad_stride, width * static_cast<int>(sizeof(T)), true};
   }
 
-  // Hidden rows of generator `map`: (EB, h) in `rows`, and transposed, (h, EB), in `columns`.
-  template <bool with_edges>
+  // Hidden rows of generator `map`, transposed, (h, EB), in `columns`; in the backward pass also (EB, h) in `rows`.
+  template <bool with_rows, bool with_edges>
   static SHEAFDEQ_INLINE void hidden_rows(const EdgePass<T>& pass, const Edges& block, std::int64_t e0, int map,
-                                          const Ahead& ahead, T* __restrict rows, T* __restrict columns) {
+                                          T* __restrict rows, T* __restrict columns) {
     const int h = pass.hidden;
-    for (int e = 0; e < EB; e++) {
-      ahead.request(e);
-      const T* a = pass.source_hidden + block.source[e] * pass.source_hidden_stride + map * h;
-      const T* b = pass.target_hidden + block.target[e] * pass.target_hidden_stride + map * h;
-      const int y = e < block.count ? e : block.count - 1;
-      const T* c = with_edges ? pass.edge_hidden + (e0 + y) * pass.edge_hidden_stride + map * h : nullptr;
-      T* row = rows + e * h;
-      for (int k = 0; k < h; k += W) {
-        V x = load(a + k) + load(b + k);
-        if (with_edges) x += load(c + k);
-        store(row + k, rectify(x));
+    for (int g = 0; g < EB; g += W) {
+      const T *a[W], *b[W], *c[W];
+      for (int e = 0; e < W; e++) {
+        const int y = g + e < block.count ? g + e : block.count - 1;
+        a[e] = pass.source_hidden + block.source[g + e] * pass.source_hidden_stride + map * h;
+        b[e] = pass.target_hidden + block.target[g + e] * pass.target_hidden_stride + map * h;
+        c[e] = with_edges ? pass.edge_hidden + (e0 + y) * pass.edge_hidden_stride + map * h : nullptr;
       }
-    }
-    for (int g = 0; g < EB; g += W)
       for (int k = 0; k < h; k += W) {
         V r[W];
-        SHEAFDEQ_UNROLL for (int e = 0; e < W; e++) r[e] = load(rows + (g + e) * h + k);
+        SHEAFDEQ_UNROLL for (int e = 0; e < W; e++) {
+          V x = load(a[e] + k) + load(b[e] + k);
+          if (with_edges) x += load(c[e] + k);
+          r[e] = rectify(x);
+          if (with_rows) store(rows + (g + e) * h + k, r[e]);
+        }
         transpose<T>(r);
         SHEAFDEQ_UNROLL for (int j = 0; j < W; j++) store(columns + (k + j) * EB + g, r[j]);
       }
+    }
   }
 
-  static SHEAFDEQ_NOINLINE void hidden_of(const EdgePass<T>& pass, const Edges& block, std::int64_t e0, int map,
-                                          const Ahead& ahead, T* rows, T* columns) {
+  template <bool with_rows>
+  static SHEAFDEQ_NOINLINE void hidden_of(const EdgePass<T>& pass, const Edges& block, std::int64_t e0, int map, T* rows,
+                                          T* columns) {
     if (pass.edge_hidden)
-      hidden_rows<true>(pass, block, e0, map, ahead, rows, columns);
+      hidden_rows<with_rows, true>(pass, block, e0, map, rows, columns);
     else
-      hidden_rows<false>(pass, block, e0, map, ahead, rows, columns);
+      hidden_rows<with_rows, false>(pass, block, e0, map, rows, columns);
   }
 
   // R outputs of the second layer for EB edges.
@@ -411,8 +414,7 @@ template <class T, int D> struct EdgeKernel {
   static void forward(const EdgePass<T>& pass, const EdgeShare<T>& share) {
     const int d = dim(pass), q = pass.channels, width = d * q;
     T* columns = share.scratch;
-    T* rows = columns + EB * pass.hidden;
-    T* row_scratch = rows + EB * pass.hidden;
+    T* row_scratch = columns + EB * pass.hidden;
     auto row_of = [&](std::int64_t v) { return pass.step ? row_scratch : pass.out + v * pass.out_stride; };
     Block block;
     V diagonal[most_squared];
@@ -435,10 +437,12 @@ template <class T, int D> struct EdgeKernel {
     enter();
     for (std::int64_t e0 = pass.pointer[share.first]; e0 < end; e0 += EB) {
       Common::take(pass, e0, end, block);
-      const typename Common::Ahead soon[2] = {Common::reads_after(pass, e0, end), {}};
+      const typename Common::Ahead next = Common::reads_after(pass, e0, end);
       for (int map = 0; map < 2; map++) {
-        Common::hidden_of(pass, block, e0, map, soon[map], rows, columns);
+        Common::template hidden_of<false>(pass, block, e0, map, nullptr, columns);
+        next.request(2 * map);
         Common::second_layer(pass, columns, map, block.raw[map]);
+        next.request(2 * map + 1);
       }
       products(pass, block);
       for (int a = 0; a < block.count;) {
@@ -632,10 +636,12 @@ template <class T, int D> struct EdgeKernel {
     int blocks = 0;
     for (std::int64_t e0 = pass.pointer[share.first]; e0 < end; e0 += EB) {
       Common::take(pass, e0, end, block);
-      const typename Common::Ahead soon[2] = {Common::reads_after(pass, e0, end), Common::writes_of(pass, block)};
+      const typename Common::Ahead next = Common::reads_after(pass, e0, end), sums = Common::writes_of(pass, block);
       for (int map = 0; map < 2; map++) {
-        Common::hidden_of(pass, block, e0, map, soon[map], rows[map], columns);
+        Common::template hidden_of<true>(pass, block, e0, map, rows[map], columns);
+        sums.request(2 * map);
         Common::second_layer(pass, columns, map, block.raw[map]);
+        sums.request(2 * map + 1);
       }
       for (int a = 0; a < block.count;) {
         const std::int64_t stop = pass.pointer[ahead + 1] - e0;
@@ -679,8 +685,10 @@ template <class T, int D> struct EdgeKernel {
             T* bias = partial_bias + (map * dd + i) * W;
             store(bias, load(bias) + (load(a + i * EB) + load(a + i * EB + W)));
           }
+          next.request(2 * map);
           Common::weight_gradient(a, rows[map], dd, h, partial + map * dd * h);
         }
+        next.request(2 * map + 1);
         Common::hidden_gradient(pass, block, e0, map, a, rows[map]);
       }
       if (++blocks == flush_every) {
@@ -694,7 +702,7 @@ template <class T, int D> struct EdgeKernel {
 
 template <class T> std::int64_t edge_scratch(int d, int hidden, int channels) {
   constexpr int W = Lanes<T>::W, EB = 2 * W;
-  const std::int64_t forward = 2 * EB * static_cast<std::int64_t>(hidden) + d * channels;
+  const std::int64_t forward = EB * static_cast<std::int64_t>(hidden) + d * channels;
   const std::int64_t backward = 3 * EB * static_cast<std::int64_t>(hidden) + 2LL * d * d * (hidden + W);
   return forward > backward ? forward : backward;
 }
