@@ -230,32 +230,42 @@ def test_overview_shows_whatever_there_is():
 # ---------------------------------------------------------------------- staleness and the command line
 
 
-def staleness_payload(status="converged"):
+def staleness_payload(status="converged", study="schedules", median=2e-5, **other):
     return {
         "schema": "sheafdeq.async/1",
+        "study": study,
+        "run": "ab" * 32,
         "model": {"name": "sheafdeq", "title": "SheafDEQ", "options": {}},
         "task": {"name": "community", "level": 7},
         "simulation": "exact",
         "reference": {"kind": "converged", "steps": 90, "status": status, "residual": 1e-7, "score": 99.0},
         "conditions": [
             {
-                "update_window": 5, "max_delay": 2, "sleep": 0.5, "samples": 3, "counted": 3,
-                "d_out": {"median": 9.0, "min": 9.0, "max": 9.0},
-            },
-            {
                 "update_window": 5, "max_delay": 2, "samples": 20, "counted": 19,
-                "d_out": {"median": 2e-5, "min": 1e-5, "max": 3e-5},
+                "d_out": {"median": median, "min": 1e-5, "max": 3e-5},
             },
         ],
+        **other,
     }
 
 
-def test_staleness_reads_the_reliable_condition_and_marks_an_unconverged_reference():
-    table = staleness_table([staleness_payload()])
-    assert cell(table, "SheafDEQ (5, 2)", "d_out").text() == "2.00e-05 [1.00e-05, 3.00e-05] 19/20"
+def test_staleness_has_a_row_for_every_run_and_takes_no_other_study_for_it():
+    studies = [
+        staleness_payload(study="faults", median=9.0),
+        staleness_payload(),
+        staleness_payload("stagnated", median=2.5e-5, run="cd" * 32),
+        staleness_payload(model={"name": "mine", "title": "Mine", "options": {}}, median=2.9e-5),
+        staleness_payload(task={"name": "community", "level": 10}, median=9.0),
+    ]
+    table = staleness_table(studies)
+    assert cell(table, "SheafDEQ (5, 2)", "d_out", "ours abababab").text() == "2.00e-05 [1.00e-05, 3.00e-05] 19/20"
+    assert cell(table, "SheafDEQ (5, 2)", "d_out", "ours cdcdcdcd").marks == ("†",)
     assert cell(table, "SheafDEQ (5, 2)", "d_out", "paper").text() == "7.08e-04 [7.08e-04, 7.09e-04]"
+    assert cell(table, "Mine (5, 2)", "d_out", "ours abababab").text().startswith("2.90e-05")
     assert cell(table, "Loop Transformer (20 loops) (5, 2)", "d_out").text() == "missing"
-    assert cell(staleness_table([staleness_payload("stagnated")]), "SheafDEQ (5, 2)", "d_out").marks == ("†",)
+    assert not any("9.00" in entry.text() for row in table.rows for entry in row.cells)
+    assert any(note.startswith("†") for note in table.notes)
+    assert not any(note.startswith("†") for note in staleness_table([staleness_payload()]).notes)
     assert len(staleness_table([], full=True).rows) == 14
 
 
