@@ -7,7 +7,8 @@ For every draw the model is certified, and then
 * the worst direction at a few states is tried as well: signs of a row of the Jacobian, as far as the domain allows;
 * starts of the domain must end at the same state.
 
-``with_rule`` puts another rule in place of the registered one: the audit must reject a wrong rule (``wrong_sheaf_rule``).
+``with_rule`` puts another rule in place of the registered one: the audit must reject a wrong rule (``wrong_sheaf_rule``,
+``wrong_attention_rule``).
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ from sheafdeq.models.energy_gnn import EnergyGNN
 from sheafdeq.models.ignn import IGNN
 from sheafdeq.models.sheaf_cascade import SheafCascade
 from sheafdeq.models.sheaf_deq import SheafDEQ
+from sheafdeq.models.split import GATES
+from sheafdeq.models.strong_attention import StrongAttnDEQ
 from sheafdeq.models.strong_sheaf import StrongSheafDEQ
 from sheafdeq.theory.coefficients import mu
 
-__all__ = ["AUDIT_EFFORT", "AuditReport", "Violation", "audit", "check_certificate", "draw_problem", "wrong_sheaf_rule"]
+__all__ = ["AUDIT_EFFORT", "AuditReport", "Violation", "audit", "check_certificate", "draw_problem", "wrong_attention_rule", "wrong_sheaf_rule"]
 
 AUDIT_EFFORT = Effort("audit", 300, 4, 4, 10, False)
 ROUNDING = 1e-7
@@ -100,10 +103,11 @@ def draw_problem(number: int, seed: int = 0, only: type | None = None) -> tuple[
         lambda: APPNP(2, 2, width=3, alpha=0.02 + 0.9 * uniform(), shift=None if uniform() < 0.4 else 1.01 + uniform()),
         lambda: EIGNN(2, 2, width=1 + int(5 * uniform()), gamma=0.05 + 0.9 * uniform(), self_loops=uniform() < 0.5),
         lambda: EnergyGNN(2, 2, state_width=2, hidden=2, beta=10.0 ** (-2 * uniform())),
+        lambda: StrongAttnDEQ(2, 2, d, q, shift=1.6 + uniform(), gate=sorted(GATES)[int(len(GATES) * uniform())], hidden=4),
     ]
-    names = [SheafDEQ, StrongSheafDEQ, SheafCascade, IGNN, APPNP, EIGNN, EnergyGNN]
+    names = [SheafDEQ, StrongSheafDEQ, SheafCascade, IGNN, APPNP, EIGNN, EnergyGNN, StrongAttnDEQ]
     # Half of the draws are SheafDEQs: theirs is the rule with the most arithmetic in it.
-    choice = names.index(only) if only is not None else (0 if uniform() < 0.5 else 1 + int(6 * uniform()))
+    choice = names.index(only) if only is not None else (0 if uniform() < 0.5 else 1 + int(7 * uniform()))
     with torch.random.fork_rng():
         torch.manual_seed(int(torch.randint(0, 2**31 - 1, (1,), generator=generator)))
         model = kinds[choice]().double()
@@ -152,6 +156,18 @@ def _worst_direction(model: EquilibriumModel, context: object, metric: Metric, x
     return x * (1e-4 * signs * weights).exp() if log else x + 1e-4 * signs * weights
 
 
+def _iterate_together(model: EquilibriumModel, graph: Graph, starts: list[Tensor], steps: int) -> list[Tensor]:
+    """The states ``steps`` iterations after ``starts``, on copies of the graph side by side; sooner where nothing moves any more."""
+    context = model.prepare(Graph.union([graph] * len(starts)))
+    state = torch.cat(starts)
+    for number in range(steps):
+        image = model.step(state, context)
+        if number % 16 == 15 and torch.equal(image, state):
+            break
+        state = image
+    return list(state.chunk(len(starts)))
+
+
 def check_certificate(
     certificate: Certificate, model: EquilibriumModel, graph: Graph, *, pairs: int = 12, seed: int = 0
 ) -> tuple[float, str | None]:
@@ -179,7 +195,6 @@ def check_certificate(
                 assert domain.upper is not None
                 y = torch.minimum(torch.maximum(y, domain.lower), domain.upper)
             states.append((x, y))
-    ends: list[Tensor] = []
     with torch.no_grad():
         for x, y in states:
             groups = [slice(None)]
@@ -197,10 +212,7 @@ def check_certificate(
                 return worst, f"a pair at distance {before:.6g} is mapped to distance {after:.6g}, ratio {after / before:.6g}"
         starts = [domain.sample(shape, generator) for _ in range(3)] + ([start] if domain.kind != "box" else [])
         steps = min(2000, max(50, math.ceil(40 / max(1e-3, -math.log(max(rate, 1e-12))))))
-        for state in starts:
-            for _ in range(steps):
-                state = model.step(state, context)
-            ends.append(state)
+        ends = _iterate_together(model, graph, starts, steps)
     plain = Metric("thompson" if metric.kind in ("thompson", "cascade") else "sup")
     for end in ends[1:]:
         gap = plain(end, ends[0])
@@ -267,4 +279,22 @@ def wrong_sheaf_rule(problem: Problem) -> Certificate:
         Domain("positive"),
         grounds="the published Theorem 3.2 (refuted)",
         assumptions=(Assumption("mu(beta) below 1", rate, 1.0),),
+    )
+
+
+def wrong_attention_rule(problem: Problem) -> Certificate:
+    """Attention treated as if it did not move with the state: rate m(beta), D forgotten. Wrong, and the audit must say so."""
+    model = problem.model
+    assert isinstance(model, StrongAttnDEQ)
+    rate = model.gate.coefficient(model.shift).upper
+    return Certificate(
+        Verdict.CERTIFIED,
+        Level.GLOBAL,
+        problem.title,
+        problem.place,
+        rate,
+        Metric("thompson"),
+        Domain("positive"),
+        grounds="Theorem 24 without its D (wrong)",
+        assumptions=(Assumption("m(beta) below 1", rate, 1.0),),
     )
