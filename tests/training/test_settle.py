@@ -11,9 +11,11 @@ from sheafdeq.data.task import Split
 from sheafdeq.equilibrium import EquilibriumModel, Readout
 from sheafdeq.errors import InputError, UsageError
 from sheafdeq.records import read_record
-from sheafdeq.training.config import TrainingConfig
+from sheafdeq.registry import Shape, build_model
+from sheafdeq.training.config import PenaltyConfig, TrainingConfig
 from sheafdeq.training.parts import parts_of
 from sheafdeq.training.penalties import squared_jacobian
+from sheafdeq.training.penalty import SettlingPenalty
 from sheafdeq.training.run import Suspended, train
 from sheafdeq.training.settle import STAGES, Stage, settle, stage_configs
 
@@ -153,3 +155,18 @@ def test_updates_by_graph_train_and_resume_alike(tmp_path):
     resumed = train(config, out=tmp_path / "cut")
     assert resumed.record.curves == whole.record.curves
     assert resumed.record.scores == whole.record.scores
+
+
+def test_agreement_is_measured_against_the_models_own_end_and_vanishes_for_a_contraction():
+    graph = load_task("community", level=10, **SMALL).train.graph
+    torch.manual_seed(0)
+    model = build_model("sheafdeq", Shape(2, 3, None, 2, 3, 2), shift=1.3)
+    penalty = SettlingPenalty(PenaltyConfig(agreement_weight=1.0))
+    output = model.run(graph)
+    apart = penalty(output, model, graph)
+    apart.backward()
+    assert float(apart.detach()) > 1e-6
+    assert any(p.grad is not None and float(p.grad.abs().max()) > 0 for p in model.parameters())
+    torch.manual_seed(0)
+    contraction = build_model("strong-sheaf", Shape(2, 3, None, 2, 3, 80), shift=3.0)
+    assert float(penalty(contraction.run(graph), contraction, graph).detach()) < 1e-8

@@ -25,7 +25,7 @@ def configure(commands: Any) -> None:
         action="append",
         default=[],
         help="a stage instead of the default ones, repeatable: epochs, learning_rate, residual_weight, residual_max_weight, "
-        "jacobian_weight, steps",
+        "jacobian_weight, agreement_weight, steps",
     )
     parser.add_argument("--checkpoint-seconds", type=float, default=30.0, help="how often the state is saved (default 30)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -60,12 +60,14 @@ class PenaltyConfig(_Frozen):
     rate_weight: float = Field(default=0.0, ge=0)
     rate_target: float = Field(default=0.9, gt=0, le=1)
     jacobian_weight: float = Field(default=0.0, ge=0)
+    agreement_weight: float = Field(default=0.0, ge=0)
     steps: int | None = Field(default=None, ge=1)  # penalise the state after this many steps instead of the trained horizon
 
     @property
     def active(self) -> bool:
         """Whether any weight is positive."""
-        return max(self.residual_weight, self.residual_max_weight, self.rate_weight, self.jacobian_weight) > 0
+        weights = (self.residual_weight, self.residual_max_weight, self.rate_weight, self.jacobian_weight, self.agreement_weight)
+        return max(weights) > 0
 
 
 class TrainingConfig(_Frozen):
@@ -137,6 +139,7 @@ class TrainingConfig(_Frozen):
             (values, "graphs_per_update", None),
             (values, "keep", "best"),
             (values["penalties"], "jacobian_weight", 0.0),
+            (values["penalties"], "agreement_weight", 0.0),
         ):
             if holder[key] == default:
                 del holder[key]

@@ -8,7 +8,11 @@ the penalty of a graph union is
 
     residual_weight * mean_v r_v^2  +  residual_max_weight * max_v r_v^2
     +  rate_weight * mean over graphs of relu(sqrt(sum s_v^2 / (sum r_v^2 + eps)) - rate_target)^2
-    +  jacobian_weight * |J|^2_F / (n c) as estimated by :func:`sheafdeq.training.penalties.squared_jacobian`.
+    +  jacobian_weight * |J|^2_F / (n c) as estimated by :func:`sheafdeq.training.penalties.squared_jacobian`
+    +  agreement_weight * mean_v |y_v - z_v|^2 / (|z_v|^2 + eps),
+
+where y is reached by as many steps from another positive start, log-normal at a scale drawn anew each time between 1e-3 and 1e3;
+z is held constant in the last term: the other start is pulled to where the model's own start ends, not the reverse.
 
 Evaluating f once (twice with a rate weight) more per epoch needs no access to the solver's inside, so it serves every
 gradient rule. A penalty of your own is a callable ``(output, model, graph) -> scalar tensor``.
@@ -62,6 +66,10 @@ class SettlingPenalty:
             total = total + config.rate_weight * torch.relu(rate - config.rate_target).square().mean()
         if config.jacobian_weight:
             total = total + config.jacobian_weight * squared_jacobian(model, state, context, image)
+        if config.agreement_weight:
+            start = 10.0 ** float(6 * torch.rand(()) - 3) * torch.randn_like(state).exp()
+            other = model.solve(context, graph, steps=config.steps, initial_state=start).value
+            total = total + config.agreement_weight * _relative_change_squared(other, state.detach()).mean()
         return total
 
 

@@ -5,7 +5,8 @@ afterwards. Settling continues from such a run at a lower learning rate, in stag
 
     1. residual penalty, moderate: the state at the horizon should hardly change in one more step;
     2. stronger, smaller learning rate;
-    3. stronger still, with a penalty on the Jacobian, so that every direction contracts and not only the observed one.
+    3. stronger still, with a penalty on the Jacobian, so that every direction contracts and not only the observed one;
+    4. and with random positive starts that must end where the model's own start ends.
 
 Each stage is an ordinary stored run that starts from the one before (``init_from``) and keeps its *last* parameters, since the
 validation score does not see what the penalties improve. Nothing is guaranteed: measure the result (``sheafdeq diagnose``) and
@@ -40,6 +41,7 @@ class Stage:
     residual_weight: float
     residual_max_weight: float = 0.0
     jacobian_weight: float = 0.0
+    agreement_weight: float = 0.0
     steps: int | None = None  # penalise the state after this many steps instead of the trained horizon
 
     def __post_init__(self) -> None:
@@ -53,6 +55,7 @@ STAGES = (
     Stage(40, 3e-3, residual_weight=5.0, residual_max_weight=0.02),
     Stage(40, 3e-3, residual_weight=20.0, residual_max_weight=0.1, jacobian_weight=0.01),
     Stage(40, 1e-3, residual_weight=60.0, residual_max_weight=0.5, jacobian_weight=0.03),
+    Stage(60, 1e-3, residual_weight=60.0, residual_max_weight=0.5, jacobian_weight=0.05, agreement_weight=20.0),
 )
 """The default recipe."""
 
@@ -74,6 +77,7 @@ def stage_configs(config: TrainingConfig, stages: Sequence[Stage] = STAGES) -> l
                 "residual_weight": stage.residual_weight,
                 "residual_max_weight": stage.residual_max_weight,
                 "jacobian_weight": stage.jacobian_weight,
+                "agreement_weight": stage.agreement_weight,
                 "steps": stage.steps,
             },
         )
