@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from sheafdeq.certificates import Certificate, Domain, Effort, Level, Metric, Verdict, certify, rule_for, use_rule
-from sheafdeq.certificates.audit import audit, check_certificate, draw_problem, wrong_sheaf_rule
+from sheafdeq.certificates.audit import audit, check_certificate, draw_problem, wrong_attention_rule, wrong_sheaf_rule
 from sheafdeq.certificates.ball import largest_ball
 from sheafdeq.certificates.box import global_box
+from sheafdeq.certificates.contraction import attention_norms
 from sheafdeq.certificates.examine import examine
 from sheafdeq.certificates.refute import prove_fixed_point
 from sheafdeq.certificates.sheaf_enclosure import SheafEnclosure
@@ -22,6 +23,7 @@ from sheafdeq.models.ignn import IGNN
 from sheafdeq.models.mlp import MLP
 from sheafdeq.models.sheaf_cascade import SheafCascade
 from sheafdeq.models.sheaf_deq import SheafDEQ
+from sheafdeq.models.strong_attention import StrongAttnDEQ
 from sheafdeq.models.strong_sheaf import StrongSheafDEQ
 from sheafdeq.theory.counterexample import counterexample
 
@@ -109,6 +111,7 @@ def test_every_start_in_a_certified_ball_is_led_to_its_centre():
         (lambda: EnergyGNN(2, 3, 2), "Proposition 36"),
         (lambda: StrongSheafDEQ(2, 3, 2, 2, hidden=4), "Theorem 22"),
         (lambda: SheafCascade(2, 3, 2, 2, levels=2, hidden=4), "Theorem 23"),
+        (lambda: StrongAttnDEQ(2, 3, 2, 2, hidden=4), "Theorem 24"),
     ],
 )
 def test_models_with_a_theorem_are_certified_by_it(make, grounds):
@@ -183,6 +186,48 @@ def test_no_false_certificate_in_many_random_draws():
 def test_the_audit_catches_the_published_rule():
     report = audit(12, only=SheafDEQ, with_rule=wrong_sheaf_rule)
     assert len(report.violations) >= 3
+
+
+def test_the_audit_catches_attention_that_is_taken_for_fixed():
+    """Theorem 24 without its D; the right rule passes on the same draws."""
+    assert len(audit(60, first=20, only=StrongAttnDEQ, with_rule=wrong_attention_rule).violations) >= 2
+    for number in (26, 41, 72):
+        assert audit(1, first=number, only=StrongAttnDEQ).violations == []
+
+
+def test_the_norms_of_the_attention_forms_are_upper_bounds_and_close():
+    torch.manual_seed(0)
+    for heads, channels, scale in ((1, 1, 1.0), (2, 3, 1e-3), (3, 4, 1e3), (3, 4, 0.0), (2, 2, 1e-200)):
+        model = StrongAttnDEQ(2, 3, heads, channels).double()
+        with torch.no_grad():
+            model.query.weight.mul_(scale)
+        query = model.budgeted_query().detach()
+        forms = query.view(heads, channels, -1).transpose(1, 2) @ model.key.weight.view(heads, channels, -1) * channels**-0.5
+        exact = torch.linalg.matrix_norm(forms, ord=2)
+        bound = attention_norms(model, query)
+        assert bool((bound >= exact).all())
+        assert bool((bound <= exact * (1 + 1e-6) + 1e-12).all())
+
+
+def test_attention_without_its_budget_is_not_certified():
+    class Unbudgeted(StrongAttnDEQ):
+        def budgeted_query(self):
+            return self.query.weight
+
+    model = Unbudgeted(2, 3, 2, 2, hidden=4).double()
+    with torch.no_grad():
+        model.query.weight.mul_(0.1)
+    assert certify(model, ring(), effort=FAST).verdict is Verdict.CERTIFIED  # these weights happen to be small enough
+    with torch.no_grad():
+        model.query.weight.mul_(1000.0)
+    certificate = certify(model, ring(), effort=FAST)
+    assert certificate.verdict is not Verdict.CERTIFIED
+    assert not all(a.holds for a in certificate.assumptions)
+    with torch.no_grad():
+        model.key.weight.mul_(1e300)
+        assert 1e290 < float(attention_norms(model, model.query.weight).max()) < torch.inf
+        model.key.weight[0, 0] = torch.inf
+        assert float(attention_norms(model, model.query.weight).max()) == torch.inf
 
 
 def test_the_audit_catches_a_rate_that_is_slightly_too_small():

@@ -64,3 +64,11 @@ def test_budget_holds_for_huge_weights_and_is_not_spent_on_small_ones():
 def test_bad_rate_is_named():
     with pytest.raises(InputError, match="rate must lie"):
         StrongAttnDEQ(3, 2, rate=1.5)
+
+
+def test_a_graph_without_edges_has_a_local_step():
+    model = StrongAttnDEQ(3, 2, heads=2, channels=3).double()
+    graph = Graph.build(torch.randn(4, 3, dtype=torch.float64), torch.empty(2, 0, dtype=torch.long))
+    context = model.prepare(graph)
+    state = 1 + torch.rand(4, 6, dtype=torch.float64)
+    torch.testing.assert_close(model.local_step(state, state[graph.source], context), model.step(state, context))

@@ -37,7 +37,16 @@ from sheafdeq.models.strong_attention import StrongAttnDEQ
 from sheafdeq.models.strong_sheaf import StrongSheafDEQ
 from sheafdeq.theory.coefficients import mu
 
-__all__ = ["AUDIT_EFFORT", "AuditReport", "Violation", "audit", "check_certificate", "draw_problem", "wrong_attention_rule", "wrong_sheaf_rule"]
+__all__ = [
+    "AUDIT_EFFORT",
+    "AuditReport",
+    "Violation",
+    "audit",
+    "check_certificate",
+    "draw_problem",
+    "wrong_attention_rule",
+    "wrong_sheaf_rule",
+]
 
 AUDIT_EFFORT = Effort("audit", 300, 4, 4, 10, False)
 ROUNDING = 1e-7
@@ -103,7 +112,7 @@ def draw_problem(number: int, seed: int = 0, only: type | None = None) -> tuple[
         lambda: APPNP(2, 2, width=3, alpha=0.02 + 0.9 * uniform(), shift=None if uniform() < 0.4 else 1.01 + uniform()),
         lambda: EIGNN(2, 2, width=1 + int(5 * uniform()), gamma=0.05 + 0.9 * uniform(), self_loops=uniform() < 0.5),
         lambda: EnergyGNN(2, 2, state_width=2, hidden=2, beta=10.0 ** (-2 * uniform())),
-        lambda: StrongAttnDEQ(2, 2, d, q, shift=1.6 + uniform(), gate=sorted(GATES)[int(len(GATES) * uniform())], hidden=4),
+        lambda: StrongAttnDEQ(2, 2, d, q, shift=1.6 + 3 * uniform(), gate=sorted(GATES)[int(len(GATES) * uniform())], hidden=4),
     ]
     names = [SheafDEQ, StrongSheafDEQ, SheafCascade, IGNN, APPNP, EIGNN, EnergyGNN, StrongAttnDEQ]
     # Half of the draws are SheafDEQs: theirs is the rule with the most arithmetic in it.

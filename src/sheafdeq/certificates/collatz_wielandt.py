@@ -16,7 +16,7 @@ from scipy.sparse.linalg import ArpackError, ArpackNoConvergence, LinearOperator
 from torch import Tensor
 
 from sheafdeq.certificates.blocks import BlockMatrix
-from sheafdeq.certificates.interval import EPSILON, scaled_up
+from sheafdeq.certificates.interval import EPSILON, TINY, scaled_up
 
 __all__ = ["PerronBounds", "block_norms", "collatz_wielandt", "damped_weights", "spectral_norm_bound", "spectral_radius_estimate"]
 
@@ -83,13 +83,19 @@ def spectral_norm_bound(blocks: Tensor, *, at_once: int = 2048) -> Tensor:
     """(k, c, c) -> (k,) upper bounds of the spectral norms.
 
     With G = M^T M, V from an eigendecomposition of G in floating point (any invertible V would do) and x = V y,
-    x^T G x / x^T x <= gershgorin_max(V^T G V) / gershgorin_min(V^T V): an a posteriori bound, rounding included.
+    x^T G x / x^T x <= gershgorin_max(V^T G V) / gershgorin_min(V^T V): an a posteriori bound, rounding included. Each block is
+    first divided by a power of two near its largest entry (exact but for underflow, which is added back), so that no square
+    overflows; a block with an entry that is not finite has no bound but infinity.
     """
     k, c = blocks.shape[0], blocks.shape[-1]
     bounds = blocks.new_zeros(k)
     slack = (4 * c + 32) * EPSILON
     for start in range(0, k, at_once):
         part = blocks[start : start + at_once]
+        largest = part.abs().amax((1, 2))
+        finite = torch.isfinite(largest)
+        unit = torch.where(finite & (largest > 0), torch.exp2(largest.log2().floor().clamp(min=-1000.0, max=1000.0)), 1.0)
+        part = torch.where(finite[:, None, None], part / unit[:, None, None], 0.0)
         gram = part.transpose(1, 2) @ part
         basis = torch.linalg.eigh(gram).eigenvectors
         rotated = basis.transpose(1, 2) @ gram @ basis
@@ -97,7 +103,8 @@ def spectral_norm_bound(blocks: Tensor, *, at_once: int = 2048) -> Tensor:
         top = (rotated.diagonal(dim1=1, dim2=2) + _off_diagonal(rotated) + slack * size.sum(2)).amax(1)
         identity = basis.transpose(1, 2) @ basis
         bottom = (identity.diagonal(dim1=1, dim2=2) - _off_diagonal(identity) - slack * c).amin(1)
-        bounds[start : start + at_once] = (top.clamp(min=0) / bottom).sqrt() * (1 + 8 * EPSILON)
+        bound = ((top.clamp(min=0) / bottom).sqrt() * (1 + 8 * EPSILON) + c * TINY) * unit
+        bounds[start : start + at_once] = torch.where(finite, bound, torch.inf)
     return bounds
 
 

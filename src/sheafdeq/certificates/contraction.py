@@ -23,10 +23,11 @@ from sheafdeq.models.energy_gnn import EnergyGNN
 from sheafdeq.models.ignn import IGNN
 from sheafdeq.models.sheaf_cascade import SheafCascade
 from sheafdeq.models.sheaf_deq import SheafDEQ
+from sheafdeq.models.strong_attention import StrongAttnDEQ
 from sheafdeq.models.strong_sheaf import StrongSheafDEQ
 from sheafdeq.theory.coefficients import mu_positive
 
-__all__ = ["appnp", "eignn", "energy_gnn", "ignn", "sheaf_cascade", "sheaf_deq", "strong_sheaf"]
+__all__ = ["appnp", "eignn", "energy_gnn", "ignn", "sheaf_cascade", "sheaf_deq", "strong_attention", "strong_sheaf"]
 
 WEIGHT_AIM = 0.5
 """Share of the way from the Perron root to one at which the rounder weights of the ball aim."""
@@ -253,8 +254,49 @@ def strong_sheaf(problem: Problem) -> Certificate:
         (
             Assumption("coefficient m(beta) of the gate", coefficient, 1.0),
             Assumption("Lipschitz bound of the logits within the budget", lipschitz, model.budget),
-            Assumption("smallest drive at least 0", -float(problem.context.drive.min()) if problem.graph.num_nodes else 0.0, 0.0),
+            _drive_is_not_negative(problem),
             Assumption("(1 + k) m(beta) below 1", rate, 1.0),
+        ),
+    )
+
+
+@torch.no_grad()
+def attention_norms(model: StrongAttnDEQ, query_weight: Tensor) -> Tensor:
+    """(M,) upper bounds of ||G^m||_2, G^m = Q^m^T K^m / sqrt(q), with Q (c, c) the matrix the context uses.
+
+    The product is rounded to fl(G), |G - fl(G)| <= E = (q + 8) 2^-52 |Q|^T|K| / sqrt(q), so ||G||_2 <= ||fl(G)||_2 + (sum of E); the
+    first norm is bounded a posteriori (:func:`spectral_norm_bound`).
+    """
+    heads, q, c = model.heads, model.channels, model.width
+    query, key = query_weight.view(heads, q, c), model.key.weight.view(heads, q, c)
+    forms = query.transpose(1, 2) @ key * q**-0.5  # (M, c, c)
+    sizes = query.abs().transpose(1, 2) @ key.abs() * q**-0.5
+    rounding = scaled_up(sizes, 2 * q) * ((q + 8) * EPSILON)
+    error = scaled_up(rounding.sum((1, 2)), c * c)
+    return scaled_up(spectral_norm_bound(forms) + error, 2)
+
+
+@rule(StrongAttnDEQ)
+@torch.no_grad()
+def strong_attention(problem: Problem) -> Certificate:
+    """Theorem 24: rate (1 + D) m(beta), D = (2 + sqrt 2) max_m ||G^m||_2 of the attention forms in use."""
+    model = problem.model
+    assert isinstance(model, StrongAttnDEQ)
+    norm = float(attention_norms(model, problem.context.query_weight).max())
+    sensitivity = _up((2.0 + math.sqrt(2.0)) * norm)
+    coefficient = model.gate.coefficient(model.shift).upper
+    rate = _up((1.0 + sensitivity) * coefficient)
+    return _by_theorem(
+        problem,
+        rate,
+        Metric("thompson"),
+        Domain("positive"),
+        "Theorem 24",
+        (
+            Assumption("coefficient m(beta) of the gate", coefficient, 1.0),
+            Assumption("sensitivity D = (2 + sqrt 2) max |G| at most 1/m(beta) - 1", sensitivity, 1.0 / coefficient - 1.0),
+            _drive_is_not_negative(problem),
+            Assumption("(1 + D) m(beta) below 1", rate, 1.0),
         ),
     )
 
@@ -277,6 +319,11 @@ def sheaf_cascade(problem: Problem) -> Certificate:
 
 
 # ---------------------------------------------------------------------- pieces
+
+
+def _drive_is_not_negative(problem: Problem) -> Assumption:
+    drive = problem.context.drive
+    return Assumption("minus the smallest drive at most 0", 0.0 - float(drive.min()) if drive.numel() else 0.0, 0.0)
 
 
 def _up(value: float) -> float:

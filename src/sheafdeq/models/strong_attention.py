@@ -13,7 +13,7 @@ from sheafdeq.data.graph import Graph
 from sheafdeq.equilibrium import EquilibriumModel, Readout
 from sheafdeq.errors import InputError
 from sheafdeq.models.edge_features import edge_feature_width, edge_features
-from sheafdeq.models.propagation import Pattern, checked_positive, correlate, pattern_of, softmax_aggregate, split_heads
+from sheafdeq.models.propagation import Pattern, checked_positive, correlate, pattern_of, softmax_aggregate
 from sheafdeq.models.split import gate_by_name
 from sheafdeq.models.strong_sheaf import ROUNDING_SLACK
 from sheafdeq.recurrence import Incidence, edge_field, node_field
@@ -178,14 +178,18 @@ class StrongAttnDEQ(EquilibriumModel):
         heads, w, c = self.heads, self.channels, self.width
         unit = own / torch.linalg.vector_norm(own, dim=1, keepdim=True)
         unit_table = unit if table is own else table / torch.linalg.vector_norm(table, dim=1, keepdim=True)
-        query = split_heads(unit @ context.query_weight.T * w**-0.5, heads).reshape(-1, w)
-        own_key = split_heads(self.key(unit), heads).reshape(-1, w)
-        key = own_key if table is own else split_heads(self.key(unit_table), heads).reshape(-1, w)
+        query = self._by_head(unit @ context.query_weight.T * w**-0.5)
+        own_key = self._by_head(self.key(unit))
+        key = own_key if table is own else self._by_head(self.key(unit_table))
         many = pattern.heads(heads)
         scores = correlate(query, key, many) + context.bias.T.reshape(-1)
         own_scores = (query * own_key).sum(1) + self.own_bias.repeat_interleave(len(own))
         own_value, value = own.repeat(heads, 1), table.repeat(heads, 1)
         return softmax_aggregate(scores, value, many, own=(own_scores, own_value)).view(heads, -1, c)
+
+    def _by_head(self, rows: Tensor) -> Tensor:
+        """(r, M*w) -> (M*r, w), also for r = 0 (a graph without edges)."""
+        return rows.view(len(rows), self.heads, self.channels).transpose(0, 1).reshape(-1, self.channels)
 
     def __repr__(self) -> str:
         return (
