@@ -75,12 +75,22 @@ def test_one_run_in_words(store: Path, capsys: pytest.CaptureFixture[str]) -> No
     text = capsys.readouterr().out
     assert "finite:420" in text
     assert "(2, 1)" in text
+    warm = ["async", str(path), "--schedules", "2,1", "--samples", "1", "--work", "1", "--reference", "finite:30", "--json"]
+    ends = []
+    for steps in ("0", "30"):
+        assert main([*warm, "--warm", steps]) == 0
+        ends.append(json.loads(capsys.readouterr().out)["results"][0])
+    assert [end["study"] for end in ends] == ["schedules", "warm"]
+    # one update from the state after 30 iterations is nearer to where they lead than one update from the start
+    assert ends[1]["conditions"][0]["d_out"]["median"] < ends[0]["conditions"][0]["d_out"]["median"]
 
 
 def test_wrong_usage_is_told(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["async", str(store), "--threshold", "0", "--schedules", "five"]) == 2
     assert "S,TAU" in capsys.readouterr().err
     assert main(["async", str(store), "--faults", "--tau-sweep"]) == 2
+    assert main(["async", str(store), "--threshold", "0", "--faults", "--warm", "3"]) == 2
+    assert main(["async", str(store), "--threshold", "0", "--warm", "-1"]) == 2
     assert main(["diagnose", str(tmp_path / "nowhere")]) == 2
     assert main(["diagnose", str(store), "--threshold", "101"]) == 1
     assert "none of 4 runs" in capsys.readouterr().err

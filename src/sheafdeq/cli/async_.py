@@ -47,6 +47,11 @@ def configure(commands: Any) -> None:
     parser.add_argument("--sleep-slots", type=int, default=0, metavar="N", help="longest sleep, in slots")
     parser.add_argument("--faults", action="store_true", help="instead of --schedules: a list of unreliable channels at (5, 2)")
     parser.add_argument("--tau-sweep", action="store_true", help="instead of --schedules: (1, tau) for tau = 0, 1, 2, 4, ..., 64")
+    parser.add_argument(
+        "--warm", type=int, default=0, metavar="N",
+        help="with --schedules: begin at the state after N synchronous iterations, to tell a recurrence that cannot bear delays "
+        "from one whose transient leads elsewhere under delays (default 0: the model's own start)",
+    )  # fmt: skip
     parser.set_defaults(run=run)
 
 
@@ -54,7 +59,11 @@ def run(options: Any) -> int:
     """Study every subject, print, and write the records."""
     if options.faults and options.tau_sweep:
         raise UsageError("--faults and --tau-sweep are two studies: run them one after the other")
-    kind = "faults" if options.faults else "tau-sweep" if options.tau_sweep else "schedules"
+    if options.warm and (options.faults or options.tau_sweep):
+        raise UsageError("--warm goes with --schedules, not with --faults or --tau-sweep")
+    if options.warm < 0:
+        raise UsageError(f"--warm must not be negative, got {options.warm}")
+    kind = "faults" if options.faults else "tau-sweep" if options.tau_sweep else "warm" if options.warm else "schedules"
     conditions = conditions_of(options)
     results = []
     for subject in subjects(options):
@@ -104,7 +113,10 @@ def study(subject: Subject, conditions: list[Any], kind: str, options: Any) -> d
     """One asynchronous record (schema in :mod:`sheafdeq.asynchronous.study`)."""
     import time
 
+    import torch
+
     from sheafdeq.asynchronous import staleness_study
+    from sheafdeq.diagnostics.measure import evaluating
 
     begun = time.perf_counter()
     work, reference = options.work, options.reference
@@ -113,9 +125,14 @@ def study(subject: Subject, conditions: list[Any], kind: str, options: Any) -> d
     if not subject.exposed:
         work = subject.model.steps
         reference = f"finite:{work}"
+    model, graph = subject.model, subject.split.graph
+    start = None
+    if options.warm:
+        with torch.no_grad(), evaluating(model):
+            start = model.solve(model.prepare(graph), graph, steps=options.warm).value  # type: ignore[operator]
     result = staleness_study(
-        subject.model,  # type: ignore[arg-type]
-        subject.split.graph,
+        model,  # type: ignore[arg-type]
+        graph,
         conditions,
         samples=options.samples,
         work=work,
@@ -123,6 +140,7 @@ def study(subject: Subject, conditions: list[Any], kind: str, options: Any) -> d
         reference_steps=options.reference_steps,
         tolerance=options.tolerance,
         score=subject.score,
+        initial_state=start,
         progress=None if options.json else lambda line: print(f"  {line}", file=sys.stderr, flush=True),
     )
     payload = result.to_json()
@@ -130,10 +148,12 @@ def study(subject: Subject, conditions: list[Any], kind: str, options: Any) -> d
     return {
         **payload,
         "study": kind,
+        **({"warm": options.warm} if options.warm else {}),
         "command": command_line(
             "async", subject, samples=options.samples, work=options.work, reference=options.reference, seed=options.seed,
             split=options.split, graph=options.graph, double=options.double, tau_sweep=options.tau_sweep, faults=options.faults,
-            schedules=[] if kind != "schedules" else options.schedules, loss=options.loss, duplication=options.duplication,
+            schedules=[] if kind not in ("schedules", "warm") else options.schedules, warm=options.warm,
+            loss=options.loss, duplication=options.duplication,
             reordering=options.reordering, sleep=options.sleep, sleep_slots=options.sleep_slots,
         ),
         **subject.facts(),
