@@ -13,6 +13,7 @@ from sheafdeq.errors import InputError
 from sheafdeq.records import RunRecord, write_sealed
 from sheafdeq.report.tables import (
     FORMATS,
+    only_columns,
     overview_table,
     paper_numbers,
     paper_table,
@@ -267,6 +268,13 @@ def test_staleness_has_a_row_for_every_run_and_takes_no_other_study_for_it():
     assert any(note.startswith("†") for note in table.notes)
     assert not any(note.startswith("†") for note in staleness_table([staleness_payload()]).notes)
     assert len(staleness_table([], full=True).rows) == 14
+
+
+def test_some_columns_only():
+    part = only_columns(staleness_table([staleness_payload()]), ["d_out"])
+    assert [row.title for row in part.rows] == ["SheafDEQ (5, 2)", ""]  # what we have not measured is left out, with the paper's
+    with pytest.raises(InputError, match="no column 'L8'"):
+        only_columns(part, ["L8"])
 
 
 def test_the_command_prints_every_table(tmp_path, capsys):

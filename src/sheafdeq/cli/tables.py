@@ -22,6 +22,7 @@ def configure(commands: Any) -> None:
     )
     parser.add_argument("table", choices=NAMES, help="'all' shows every record, whatever its task")
     parser.add_argument("--full", action="store_true", help="every configuration in a row of its own")
+    parser.add_argument("--columns", nargs="+", metavar="TITLE", help="only these columns (L7 L10), and rows with a number of ours in them")
     parser.add_argument("--format", choices=["text", "markdown", "latex", "csv", "html"], default="text", help="default text")
     parser.add_argument("--metric", help="another metric of the test split in place of the score (mse, r2, accuracy, ...)")
     parser.add_argument(
@@ -52,6 +53,8 @@ def run(options: argparse.Namespace) -> int:
                 table = tables.overview_table(summaries, select, full=options.full, metric=options.metric)
             else:
                 table = tables.paper_table(options.table, summaries, select, full=options.full, metric=options.metric)
+    if options.columns:
+        table = tables.only_columns(table, options.columns)
     print(tables.render(table, options.format), end="")
     return 0
 

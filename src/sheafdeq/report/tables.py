@@ -25,6 +25,7 @@ __all__ = [
     "Cell",
     "Row",
     "Table",
+    "only_columns",
     "overview_table",
     "paper_numbers",
     "paper_table",
@@ -274,6 +275,23 @@ def _notes(shown: Sequence[Summary], full: bool) -> tuple[str, ...]:
             "residual is above tolerance, so these numbers say nothing about convergence."
         )
     return tuple(notes)
+
+
+def only_columns(table: Table, titles: Sequence[str]) -> Table:
+    """Some columns of a table. Rows of ours that have nothing in them go, with the paper's row below."""
+    unknown = [title for title in titles if title not in table.columns]
+    if unknown:
+        raise InputError(f"no column {unknown[0]!r} in this table; it has: {', '.join(table.columns)}")
+    places = [table.columns.index(title) for title in titles]
+    rows: list[Row] = []
+    kept = False
+    for row in table.rows:
+        cells = tuple(row.cells[place] for place in places)
+        if row.source != "paper":
+            kept = any(cell.spread is not None for cell in cells)
+        if kept:
+            rows.append(Row(row.title, row.source, cells))
+    return Table(table.title, tuple(titles), tuple(rows), table.notes)
 
 
 # ---------------------------------------------------------------------- other tables
