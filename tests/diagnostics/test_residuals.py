@@ -163,3 +163,23 @@ def test_the_counterexample_from_two_starts() -> None:
     assert all(end.status is Status.CONVERGED for end in ends)
     assert ends[0].end.state[0, 0].item() == pytest.approx(2.15750402, abs=1e-7)
     assert ends[1].end.state[0, 0].item() == pytest.approx(0.24249598, abs=1e-7)
+
+
+class Flip(LinearAverage):
+    """z -> 2 / z: every start but sqrt(2) is on a cycle of two."""
+
+    def step(self, state: Tensor, context: Any) -> Tensor:
+        return 2.0 / state
+
+
+def test_damping_settles_a_cycle_and_its_updates_are_still_residuals_of_the_map() -> None:
+    graph = random_graph(4, 6)
+    model = Flip(2, 3).double()
+    start = torch.full_like(model.initial_state(model.prepare(graph)), 1.2)
+    cycle = continue_iteration(model, graph, iterations=40, start=start)
+    assert cycle.status is not Status.CONVERGED
+    assert cycle.update[-1] > 0.1
+    damped = continue_iteration(model, graph, iterations=40, start=start, damping=0.5)
+    assert damped.status is Status.CONVERGED
+    assert damped.update[0] == pytest.approx((2 / 1.2 - 1.2) / 1.2)
+    assert damped.end.state[0, 0] == pytest.approx(math.sqrt(2.0))
