@@ -74,7 +74,7 @@ class Metric:
             "sup": "the largest difference of entries",
             "block": "the largest Euclidean difference of node rows",
             "euclidean": "the Euclidean distance",
-            "cascade": "Thompson's metric, level by level (jointly with weights that grow with the level)",
+            "cascade": "Thompson's metric of that level (jointly: see the weights)",
         }
         if self.weights is None:
             return names[self.kind]
@@ -181,6 +181,7 @@ class Certificate:
     observations: dict[str, Any] = field(default_factory=dict)
     witness: Witness | None = None
     seconds: float = 0.0
+    proved: dict[str, Any] = field(default_factory=dict)  # further numbers the statement gives, as proved as the rate
 
     def __post_init__(self) -> None:
         if self.verdict is Verdict.CERTIFIED:
@@ -214,6 +215,7 @@ class Certificate:
                     {"statement": a.statement, "value": a.value, "bound": a.bound, "margin": a.margin, "holds": a.holds}
                     for a in self.assumptions
                 ],
+                "proved": self.proved,
                 "observations": self.observations,
                 "witness": None if self.witness is None else self.witness.to_json(),
                 "seconds": round(self.seconds, 2),
@@ -225,7 +227,8 @@ class Certificate:
         lines = [f"{self.model} on {self.graph}", f"verdict: {self.verdict} ({self.level})", ""]
         if self.verdict is Verdict.CERTIFIED:
             assert self.rate is not None
-            lines.append(f"Proved: one step shrinks distances at least by the factor {self.rate:.6g}, measured in {self.metric}.")
+            subject = "one step of a level, the level below at rest," if self.metric and self.metric.kind == "cascade" else "one step"
+            lines.append(f"Proved: {subject} shrinks distances at least by the factor {self.rate:.6g}, measured in {self.metric}.")
             lines.append(f"Where: {self.domain}.")
             if self.level is Level.BALL:
                 lines.append(
@@ -257,6 +260,8 @@ class Certificate:
             lines.append(f"Grounds: {self.grounds}.")
         if self.assumptions:
             lines += ["", "Assumptions checked:"] + [f"  {a}" for a in self.assumptions]
+        if self.proved:
+            lines += ["", "Proved besides:"] + [f"  {name}: {_shown(value)}" for name, value in self.proved.items()]
         if self.observations:
             lines += ["", "Measured (not proved):"]
             lines += [f"  {name}: {_shown(value)}" for name, value in self.observations.items()]

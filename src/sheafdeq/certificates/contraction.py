@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from sheafdeq.certificates.ball import Ball, largest_ball
 from sheafdeq.certificates.blocks import BlockMatrix
 from sheafdeq.certificates.box import global_box
+from sheafdeq.certificates.cascade import joint_bounds, level_rates
 from sheafdeq.certificates.certificate import Assumption, Certificate, Domain, Level, Metric, Verdict
 from sheafdeq.certificates.collatz_wielandt import damped_weights, quotients, spectral_norm_bound
 from sheafdeq.certificates.examine import examine, local_rates, reach_equilibrium, seek_witness
@@ -308,14 +310,26 @@ def sheaf_cascade(problem: Problem) -> Certificate:
     model = problem.model
     assert isinstance(model, SheafCascade)
     coefficient = model.gate.coefficient(model.shift).upper
-    return _by_theorem(
+    smallest = float(problem.context.first_drive.min()) if problem.graph.num_nodes else 0.0
+    joint = joint_bounds(model, problem.context)
+    certificate = _by_theorem(
         problem,
         coefficient,
         Metric("cascade", levels=model.levels),
         Domain("positive"),
         "Theorem 23 with Corollary 19",
-        (Assumption("coefficient m(beta) of the gate", coefficient, 1.0),),
+        (
+            Assumption("coefficient m(beta) of the gate", coefficient, 1.0),
+            Assumption("minus the smallest drive of the first level at most 0", 0.0 - smallest, 0.0),
+        ),
+        {} if joint is None else joint.facts(),
     )
+    if certificate.verdict is Verdict.CERTIFIED and problem.effort.block_norms and problem.graph.num_nodes:
+        reached = reach_equilibrium(problem)
+        certificate.observations.update({"residual": reached.residual, "steps": reached.steps})
+        if reached.converged:
+            certificate.observations["at the reached state"] = level_rates(problem, reached.state)
+    return certificate
 
 
 # ---------------------------------------------------------------------- pieces
@@ -337,10 +351,12 @@ def _by_theorem(
     domain: Domain,
     grounds: str,
     assumptions: tuple[Assumption, ...],
+    proved: dict[str, Any] | None = None,
 ) -> Certificate:
     """CERTIFIED when the rate is below one; else the model is examined like one without a rule, the failed assumption shown."""
     if rate < 1.0 and all(a.holds for a in assumptions):
-        return _certified(problem, Level.GLOBAL, rate, metric, domain, grounds, assumptions, {})
+        certificate = _certified(problem, Level.GLOBAL, rate, metric, domain, grounds, assumptions, {})
+        return replace(certificate, proved=proved or {})
     examined = examine(problem)
     return Certificate(
         examined.verdict,
