@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from sheafdeq.cli import main
 
 
@@ -33,3 +35,64 @@ def test_wrong_use_is_told(capsys, tmp_path):
     assert main(["certify", "--all", str(tmp_path / "missing")]) == 2
     assert main(["certify", "--all", str(tmp_path)]) == 0
     assert "0 checkpoints" in capsys.readouterr().out
+
+
+TASK = {"name": "community", "level": 7, "options": {"nodes": 30, "k": 3, "train_seeds": [42], "test_seeds": [100]}}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    from sheafdeq.training import TrainingConfig, train
+
+    root = tmp_path_factory.mktemp("runs")
+    for model in ("ignn", "sheaf-cascade", "mlp"):
+        train(TrainingConfig.model_validate({"task": TASK, "model": {"name": model}, "seed": 42, "max_epochs": 1}), out=root)
+    return root
+
+
+def test_a_table_over_all_runs_is_resumable(store, capsys, tmp_path):
+    command = ["certify", "--all", str(store), "--out", str(tmp_path), "--threads", "1"]
+    assert main(command) == 0
+    said = capsys.readouterr()
+    assert "2 checkpoints: 2 certified" in said.out
+    assert "1 runs have no recurrence" in said.out
+    assert "reused" not in said.err
+    records = sorted(tmp_path.glob("*.json"))
+    assert len(records) == 2
+    table = (tmp_path / "certificates.md").read_text()
+    assert table.count("\n|") == 4  # head, rule, two rows
+    assert "Thompson's metric of that level" in table
+    assert "\\|J\\|" in table
+    for row in table.splitlines()[-2:]:
+        assert " - |" not in row.split("| certified")[1].split("|", 4)[-1]  # spectral radius and residual are filled in
+
+    before = {path: path.stat().st_mtime_ns for path in records}
+    records[0].write_bytes(records[0].read_bytes().replace(b"certified", b"cartified", 1))  # altered: made again
+    assert main([*command, "--format", "markdown"]) == 0
+    said = capsys.readouterr()
+    assert said.err.count("reused") == 1
+    assert said.out.startswith("| model |")
+    assert before[records[1]] == records[1].stat().st_mtime_ns
+    assert (tmp_path / "certificates.md").read_text().count("\n|") == 4
+
+    assert main([*command, "--seed", "5"]) == 0  # other options: nothing is reused
+    assert "reused" not in capsys.readouterr().err
+    assert main([*command, "--seed", "5", "--fresh", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["rows"]) == 2
+
+
+def test_a_run_that_fails_does_not_cost_the_others(store, capsys, monkeypatch):
+    import sheafdeq.certificates
+
+    true = sheafdeq.certificates.certify
+
+    def broken(model, graph, **options):
+        if type(model).__name__ == "IGNN":
+            raise RuntimeError("out of memory")
+        return true(model, graph, **options)
+
+    monkeypatch.setattr(sheafdeq.certificates, "certify", broken)
+    assert main(["certify", "--all", str(store), "--effort", "quick"]) == 1
+    out = capsys.readouterr().out
+    assert "1 checkpoints" in out
+    assert "out of memory" in out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from sheafdeq.certificates.box import global_box
 from sheafdeq.certificates.cascade import joint_bounds, level_rates
 from sheafdeq.certificates.certificate import Assumption, Certificate, Domain, Level, Metric, Verdict
 from sheafdeq.certificates.collatz_wielandt import damped_weights, quotients, spectral_norm_bound
-from sheafdeq.certificates.examine import examine, local_rates, reach_equilibrium, seek_witness
+from sheafdeq.certificates.examine import examine, local_rates, measure, reach_equilibrium, seek_witness
 from sheafdeq.certificates.interval import EPSILON, scaled_up
 from sheafdeq.certificates.rules import Problem, rule
 from sheafdeq.certificates.sheaf_enclosure import SheafEnclosure
@@ -51,6 +52,8 @@ def sheaf_deq(problem: Problem) -> Certificate:
     observations: dict[str, Any] = {"bound over the invariant box": box.first_rate, "boxes examined": box.rounds + 1}
     if box.rate < 1.0:
         lower, upper = box.bounds()
+        if problem.effort.block_norms:
+            observations |= measure(problem)
         return _certified(
             problem,
             Level.GLOBAL,
@@ -67,9 +70,11 @@ def sheaf_deq(problem: Problem) -> Certificate:
     ball: Ball | None = None
     level = Level.NONE
     local = local_rates(problem, reached.state)
-    assert local is not None
-    observations["at the reached state"] = local.facts()
-    if local.bounds.upper < 1.0 and reached.converged:
+    if local is None:
+        observations["note"] = "the Jacobian at the reached state is too large to be stored: no local rate, no ball"
+    else:
+        observations["at the reached state"] = local.facts()
+    if local is not None and local.bounds.upper < 1.0 and reached.converged:
         level = Level.LOCAL
         magnitude = local.matrix.magnitude()
         aim = local.bounds.upper + WEIGHT_AIM * (1.0 - local.bounds.upper)
@@ -312,7 +317,7 @@ def sheaf_cascade(problem: Problem) -> Certificate:
     coefficient = model.gate.coefficient(model.shift).upper
     smallest = float(problem.context.first_drive.min()) if problem.graph.num_nodes else 0.0
     joint = joint_bounds(model, problem.context)
-    certificate = _by_theorem(
+    return _by_theorem(
         problem,
         coefficient,
         Metric("cascade", levels=model.levels),
@@ -323,13 +328,16 @@ def sheaf_cascade(problem: Problem) -> Certificate:
             Assumption("minus the smallest drive of the first level at most 0", 0.0 - smallest, 0.0),
         ),
         {} if joint is None else joint.facts(),
+        _measure_levels,
     )
-    if certificate.verdict is Verdict.CERTIFIED and problem.effort.block_norms and problem.graph.num_nodes:
-        reached = reach_equilibrium(problem)
-        certificate.observations.update({"residual": reached.residual, "steps": reached.steps})
-        if reached.converged:
-            certificate.observations["at the reached state"] = level_rates(problem, reached.state)
-    return certificate
+
+
+def _measure_levels(problem: Problem) -> dict[str, Any]:
+    reached = reach_equilibrium(problem)
+    observations: dict[str, Any] = {"residual": reached.residual, "steps": reached.steps}
+    if reached.converged and reached.state.numel():
+        observations["at the reached state"] = level_rates(problem, reached.state)
+    return observations
 
 
 # ---------------------------------------------------------------------- pieces
@@ -352,10 +360,12 @@ def _by_theorem(
     grounds: str,
     assumptions: tuple[Assumption, ...],
     proved: dict[str, Any] | None = None,
+    measured: Callable[[Problem], dict[str, Any]] = measure,
 ) -> Certificate:
     """CERTIFIED when the rate is below one; else the model is examined like one without a rule, the failed assumption shown."""
     if rate < 1.0 and all(a.holds for a in assumptions):
-        certificate = _certified(problem, Level.GLOBAL, rate, metric, domain, grounds, assumptions, {})
+        observations = measured(problem) if problem.effort.block_norms else {}
+        certificate = _certified(problem, Level.GLOBAL, rate, metric, domain, grounds, assumptions, observations)
         return replace(certificate, proved=proved or {})
     examined = examine(problem)
     return Certificate(

@@ -15,9 +15,13 @@ from sheafdeq.certificates.jacobian import jacobian, log_jacobian
 from sheafdeq.certificates.refute import DENSE_LIMIT, Settled, newton, random_starts, search, settle
 from sheafdeq.certificates.rules import Problem
 from sheafdeq.certificates.sheaf_enclosure import SheafEnclosure
+from sheafdeq.diagnostics import spectral_radius
 from sheafdeq.distances import SUP, THOMPSON
 
-__all__ = ["Local", "examine", "local_rates", "reach_equilibrium", "seek_witness"]
+__all__ = ["JACOBIAN_LIMIT", "Local", "examine", "local_rates", "measure", "reach_equilibrium", "seek_witness"]
+
+JACOBIAN_LIMIT = 2**31
+"""Bytes the node and edge blocks of one Jacobian may take; beyond, no rates are computed from it."""
 
 
 def is_positive(problem: Problem) -> bool:
@@ -70,8 +74,10 @@ class Local:
 
 
 def local_rates(problem: Problem, state: Tensor) -> Local | None:
-    """At ``state``, in log coordinates for positive models; None for models without ``local_step``."""
+    """At ``state``, in log coordinates for positive models; None for models without ``local_step`` and for huge Jacobians."""
     if not hasattr(problem.model, "local_step") or getattr(problem.context, "incidence", None) is None:
+        return None
+    if 8 * (state.shape[0] + problem.graph.num_edges) * state.shape[1] ** 2 > JACOBIAN_LIMIT:
         return None
     make = log_jacobian if is_positive(problem) else jacobian
     return Local(make(problem.model, state, problem.context), problem.effort.block_norms)  # type: ignore[arg-type]
@@ -103,6 +109,16 @@ def seek_witness(
     settled = sum(entry["residual"] <= 1e-9 for entry in log)
     facts = {"starts tried": len(log), "of these settled": settled, "of these at the reached state": agreeing, "starts": log}
     return witness, facts
+
+
+def measure(problem: Problem) -> dict[str, Any]:
+    """What a certified model does, for comparison: the residual where it comes to rest, and the spectral radius there."""
+    reached = reach_equilibrium(problem)
+    observations: dict[str, Any] = {"residual": reached.residual, "steps": reached.steps}
+    if reached.converged and reached.state.numel():
+        radius = spectral_radius(problem.model, problem.graph, reached.state).radius
+        observations["at the reached state"] = {"spectral radius of J (estimate)": radius}
+    return observations
 
 
 @torch.no_grad()

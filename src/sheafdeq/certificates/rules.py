@@ -35,7 +35,7 @@ class Effort:
     starts: int  # tried in the search for a second equilibrium
     ball_evaluations: int  # enclosures spent on the largest ball, for each choice of weights
     box_rounds: int  # enclosures spent on shrinking the global box
-    block_norms: bool  # spectral norms of all node blocks beside the entrywise bound
+    block_norms: bool  # spectral norms of all node blocks beside the entrywise bound; for certified models the measured rates
 
 
 EFFORTS = {

@@ -9,6 +9,10 @@ from typing import Any
 
 from sheafdeq.errors import InputError, SheafDEQError, UsageError
 
+SCHEMA = "sheafdeq.certificate/1"
+TABLE = "certificates.md"
+COLUMNS = ("model", "task", "seed", "run", "verdict", "rate", "metric", "Perron root of |J|", "spectral radius", "residual", "seconds")
+
 
 def configure(commands: Any) -> None:
     """Add the command."""
@@ -23,7 +27,9 @@ def configure(commands: Any) -> None:
         nargs="?",
         help="a run directory or checkpoint, or the name of a model (then with fresh weights drawn with --seed)",
     )
-    parser.add_argument("--all", metavar="FOLDER", help="one table over every trained checkpoint below FOLDER")
+    parser.add_argument("--all", metavar="FOLDER", help="one table over every trained checkpoint below FOLDER; with --out, resumable")
+    parser.add_argument("--fresh", action="store_true", help="with --all: examine again what --out already holds")
+    parser.add_argument("--format", choices=["text", "markdown"], default="text", help="of the table of --all (default text)")
     parser.add_argument("--audit", metavar="DRAWS", type=int, help="try to catch false certificates in this many random problems")
     parser.add_argument("--first", type=int, default=0, help="number of the first draw of --audit (default 0)")
     parser.add_argument("--task", help="task to take the graph from (default: the run's own)")
@@ -67,9 +73,11 @@ def _one(name: str, options: Any) -> tuple[dict[str, Any], Any]:
     model, graph, facts = _load(name, options)
     certificate = certify(model, graph, effort=options.effort, seed=options.seed)
     payload = {
-        "schema": "sheafdeq.certificate/1",
+        "schema": SCHEMA,
         **facts,
         "effort": options.effort,
+        "starts_seed": options.seed,
+        "code": rules_digest(),
         "certificate": certificate.to_json(),
     }
     if options.out:
@@ -143,8 +151,25 @@ def _write(folder: str, name: str, payload: dict[str, Any], certificate: Any) ->
     print(f"wrote {path}", file=sys.stderr)
 
 
+def rules_digest() -> str:
+    """SHA-256 of the sources that issue certificates (the run's id fixes weights, task and the code that trained it)."""
+    import hashlib
+
+    import sheafdeq
+
+    hasher = hashlib.sha256()
+    root = Path(sheafdeq.__file__).parent
+    for folder in ("certificates", "theory"):
+        for path in sorted((root / folder).glob("*.py")):
+            hasher.update(f"{folder}/{path.name}\n".encode() + path.read_bytes())
+    return hasher.hexdigest()
+
+
 def _table(options: Any) -> int:
-    """Every run below a folder: one row each, feed-forward models left out and counted."""
+    """Every run below a folder: one row each, feed-forward models left out and counted.
+
+    A record is written as soon as its run is done, and one of the same run, sources and options is not computed again.
+    """
     from sheafdeq.records import RECORD_FILE
 
     root = Path(options.all)
@@ -152,50 +177,102 @@ def _table(options: Any) -> int:
         raise UsageError(f"{root}: no such folder")
     if options.task is not None or options.level is not None:
         raise UsageError("--all examines every run on its own task: leave --task and --level out")
-    rows, skipped, failed = [], [], []
+    known = {} if options.fresh or not options.out else _finished(Path(options.out), options)
+    rows: list[dict[str, Any]] = []
+    skipped, failed = [], []
     for found in sorted(root.rglob(RECORD_FILE)):
         folder = found.parent
         if any(part.startswith(".") for part in folder.relative_to(root).parts):
             continue
         try:
-            rows.append(_one(str(folder), options)[0])
+            payload = known.get(folder.name) or _one(str(folder), options)[0]
         except InputError as error:  # feed-forward: nothing to certify
             skipped.append(str(error))
             continue
         except SheafDEQError as error:
             failed.append(str(error))
             continue
-        if not options.json:
-            print(table_row(rows[-1]), flush=True)
+        except (RuntimeError, ArithmeticError, MemoryError) as error:  # one run that fails must not cost the others
+            failed.append(f"{folder}: {type(error).__name__}: {error}")
+            continue
+        rows.append(payload)
+        reused = "reused " if folder.name in known else ""
+        print(f"{reused}{' · '.join(table_row(payload))}", file=sys.stderr, flush=True)
+    rows.sort(key=lambda row: (row["task"], row["model"], row["seed"], row["run"]))
     counts: dict[str, int] = {}
     for row in rows:
         verdict = row["certificate"]["verdict"]
         counts[verdict] = counts.get(verdict, 0) + 1
+    if options.out and rows:
+        from sheafdeq.records import write_bytes
+
+        command = f"sheafdeq certify --all {root} --effort {options.effort} --seed {options.seed}"
+        write_bytes(Path(options.out) / TABLE, f"`{command}`\n\n{render(rows, 'markdown')}\n".encode())
     if options.json:
         print(json.dumps({"rows": rows, "counts": counts, "skipped": skipped, "failed": failed}))
     else:
+        if rows:
+            print(render(rows, options.format))
         print(f"{len(rows)} checkpoints: {', '.join(f'{n} {name}' for name, n in sorted(counts.items())) or 'none'}")
         if skipped:
             print(f"{len(skipped)} runs have no recurrence and were left out")
         for message in failed:
-            print(f"could not be read: {message}")
+            print(f"failed: {message}")
     return 1 if failed else 0
 
 
-def table_row(payload: dict[str, Any]) -> str:
-    """One line: task, model, verdict, rate, radius, and the local rates where they were measured."""
+def _finished(folder: Path, options: Any) -> dict[str, dict[str, Any]]:
+    """Run id -> certificate record of the same sources and options; altered records are ignored and made again."""
+    from sheafdeq.errors import RecordError
+    from sheafdeq.records import read_sealed
+
+    part = options.split if options.graph == "all" else f"{options.split}[{options.graph}]"
+    wanted = {"schema": SCHEMA, "code": rules_digest(), "effort": options.effort, "part": part, "starts_seed": options.seed}
+    found = {}
+    for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
+        try:
+            payload = read_sealed(path)
+        except RecordError:
+            continue
+        if isinstance(payload, dict) and all(payload.get(key) == value for key, value in wanted.items()) and payload.get("run"):
+            found[payload["run"]] = payload
+    return found
+
+
+def table_row(payload: dict[str, Any]) -> tuple[str, ...]:
+    """One line of the table, in the order of :data:`COLUMNS`."""
     certificate = payload["certificate"]
     local = certificate["observations"].get("at the reached state", {})
 
-    def number(value: Any) -> str:
-        return f"{value:8.4f}" if isinstance(value, float) else f"{'-':>8}"
+    def number(value: Any, form: str = ".4f") -> str:
+        return format(value, form) if isinstance(value, int | float) else "-"
 
-    verdict = f"{certificate['verdict']} ({certificate['level']})"
+    radius = "" if certificate["radius"] is None else f", radius {certificate['radius']:.2g}"
+    proved = "" if certificate["witness"] is None or certificate["witness"]["proved"] else ", not proved"
+    level = "" if certificate["verdict"] == "refuted" else f" ({certificate['level']}{radius})"
     return (
-        f"{payload['task']:<24.24} {payload['model']:<20.20} {payload['seed']:>5} {verdict:<24} rate {number(certificate['rate'])} "
-        f"radius {number(certificate['radius'])} |J| {number(local.get('Perron root of |J|, upper'))} "
-        f"J {number(local.get('spectral radius of J (estimate)'))} {certificate['seconds']:6.0f} s"
+        payload["model"],
+        payload["task"],
+        str(payload["seed"]),
+        (payload["run"] or "-")[:8],
+        f"{certificate['verdict']}{level}{proved}",
+        number(certificate["rate"]),
+        (certificate["metric"] or "-").split(",")[0].split(" (")[0],
+        number(local.get("Perron root of |J|, upper")),
+        number(local.get("spectral radius of J (estimate)")),
+        number(certificate["observations"].get("residual"), ".1e"),
+        f"{certificate['seconds']:.0f}",
     )
+
+
+def render(rows: list[dict[str, Any]], form: str) -> str:
+    """The table as aligned text or Markdown."""
+    lines = [COLUMNS, *map(table_row, rows)]
+    if form == "markdown":
+        written = ["| " + " | ".join(word.replace("|", "\\|") for word in line) + " |" for line in lines]
+        return "\n".join([written[0], "|" + " --- |" * len(COLUMNS), *written[1:]])
+    widths = [max(len(line[k]) for line in lines) for k in range(len(COLUMNS))]
+    return "\n".join("  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip() for line in lines)
 
 
 def _audit(options: Any) -> int:
