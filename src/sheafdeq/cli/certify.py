@@ -192,7 +192,7 @@ def _table(options: Any) -> int:
         except SheafDEQError as error:
             failed.append(str(error))
             continue
-        except (RuntimeError, ArithmeticError, MemoryError) as error:  # one run that fails must not cost the others
+        except Exception as error:  # one run that fails, however, must not cost the others
             failed.append(f"{folder}: {type(error).__name__}: {error}")
             continue
         rows.append(payload)

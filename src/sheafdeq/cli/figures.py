@@ -13,14 +13,14 @@ def configure(commands: Any) -> None:
         help="draw every figure from the records",
         description="Draw every figure the records allow: SVG, PDF, PNG, and a JSON file with caption, command and records read.",
     )
-    parser.add_argument("--results", default="results", metavar="DIR", help="with diagnostics/ and async/ (default results)")
+    parser.add_argument("--results", default="results", metavar="DIR", help="with diagnostics/, async/, certificates/ (default results)")
     parser.add_argument("--runs", metavar="DIR", nargs="*", default=[], help="more folders with run records, for training curves")
     parser.add_argument("--out", default="docs/figures", metavar="DIR", help="default docs/figures")
     parser.add_argument(
         "--only",
         metavar="KIND",
         nargs="+",
-        help="only these kinds: continued, continued-full, settling, async, tau-sweep, faults, training",
+        help="only these kinds: continued, continued-full, settling, async, tau-sweep, faults, frontier, training",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
@@ -33,7 +33,8 @@ def run(options: Any) -> int:
     sources = read_sources(options.results, options.runs)
     check_sources(sources)
     drawings = draw_all(sources, options.only)
-    written = write_drawings(drawings, options.out, "sheafdeq figures")
+    command = "sheafdeq figures" + (f" --only {' '.join(options.only)}" if options.only else "")
+    written = write_drawings(drawings, options.out, command)
     if options.json:
         print(json.dumps({"figures": [drawing.name for drawing in drawings], "files": [str(path) for path in written]}))
     else:

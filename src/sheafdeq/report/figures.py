@@ -2,7 +2,8 @@
 the records it read (with their SHA-256), so every curve has an origin.
 
 Records read: ``*.json`` below the results folder, told apart by their ``schema`` (``sheafdeq.diagnostics/1``,
-``sheafdeq.async/1``), and run records. Runs that became non-finite are in the records and are never part of a median.
+``sheafdeq.async/1``, ``sheafdeq.certificate/1``), and run records. Runs that became non-finite are in the records and are never
+part of a median.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Drawing", "Source", "draw_all", "read_sources", "write_drawings"]
 
-DIAGNOSTICS, ASYNC = "sheafdeq.diagnostics/1", "sheafdeq.async/1"
+DIAGNOSTICS, ASYNC, CERTIFICATE = "sheafdeq.diagnostics/1", "sheafdeq.async/1", "sheafdeq.certificate/1"
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def read_sources(results: str | Path, runs: Iterable[str | Path] = ()) -> list[S
             is_run = path.name == RECORD_FILE or path.name.endswith(".run.json")
             if is_run:
                 source = Source(relative, _sha256(path), {}, read_record(path))
-            elif number == 0 and relative.parts[0] in ("diagnostics", "async"):
+            elif number == 0 and relative.parts[0] in ("diagnostics", "async", "certificates"):
                 source = Source(relative, _sha256(path), read_sealed(path))
             else:
                 continue
@@ -99,6 +100,8 @@ def draw_all(sources: Sequence[Source], only: Sequence[str] | None = None) -> li
                 chosen = [source for source in group if source.payload["study"] == study]
                 if chosen and wanted(kind):
                     drawings.append(draw(chosen, title))
+        if wanted("frontier"):
+            drawings += frontiers(sources)
         if wanted("training"):
             drawings += training_variability(sources)
     return drawings
@@ -469,6 +472,188 @@ def _fault_text(group: Sequence[Source], label: str) -> str:
     worst = max(c["staleness"]["max"] for c in found)
     text = label.removeprefix("(5, 2)").removeprefix(", ")
     return "\n".join(textwrap.wrap(f"{text or 'independent delays'} [{worst}]", width=34))
+
+
+# ---------------------------------------------------------------------- accuracy against trust
+
+FRONTIER_LEVEL = 10
+_VERDICTS = {"certified": "o", "not certified": "s", "refuted": "X", None: "d"}
+
+
+@dataclass(frozen=True)
+class _Point:
+    """One run: where it is after long iteration, what is proved about it, and how many starts agree with the default one."""
+
+    text: str
+    name: str
+    residual: float
+    score: float
+    verdict: str | None
+    agreeing: tuple[int, int] | None
+    diagnosed: bool  # else residual and score come from the certificate and the run record
+
+
+def frontiers(sources: Sequence[Source]) -> list[Drawing]:
+    """Score against residual for every task with certificates, and for community level 10."""
+    titles: dict[str, None] = {}
+    for source in sources:
+        if source.schema == DIAGNOSTICS and source.payload["task"].get("level") == FRONTIER_LEVEL:
+            titles[source.payload["task"]["title"]] = None
+        elif source.schema == CERTIFICATE and source.payload.get("run"):
+            titles[source.payload["task"]] = None
+    drawings = (frontier(sources, title) for title in sorted(titles))
+    return [drawing for drawing in drawings if drawing is not None]
+
+
+def frontier(sources: Sequence[Source], title: str) -> Drawing | None:
+    """Test score at the end of continued iteration against the largest relative residual there; shapes tell the verdict."""
+    import matplotlib.pyplot as plt
+    from matplotlib.lines import Line2D
+
+    points, used = _frontier_points(sources, title)
+    if not points:
+        return None
+    figure, axis = plt.subplots(figsize=(7.2, 4.4))
+    floor = _floor([[point.residual for point in points]])
+    for point in points:
+        look, x = look_of(point.name), max(point.residual, floor)
+        face = look.colour if point.diagnosed else "white"
+        axis.plot([x], [point.score], _VERDICTS[point.verdict], markersize=8, color=look.colour, markerfacecolor=face)
+    axis.set_xscale("log")
+    score = _score_of(used)
+    scores = [point.score for point in points]
+    percent = score.endswith("(%)") and min(scores) >= 0
+    if percent:
+        axis.set_yscale("function", functions=(_stretched, _unstretched))
+    bottom, top = (float(_stretched(edge(scores))) if percent else edge(scores) for edge in (min, max))
+    room = 0.1 * (top - bottom) or 0.1
+    limits = (bottom - room, min(top + room, float(_stretched(100))) if percent else top + room)
+    axis.set_ylim(*(float(_unstretched(limit)) if percent else limit for limit in limits))
+    if percent:
+        ticks = [t for t in (0, 20, 40, 60, 80, 90, 95, 97, 98, 98.5, 99, 99.5, 100) if limits[0] <= float(_stretched(t)) <= limits[1]]
+        axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+        axis.minorticks_off()
+    left, right = axis.get_xlim()
+    axis.set_xlim(left / 3, right * 3)
+    axis.set_xlabel("largest relative residual of a node, default start, after the recorded iterations")
+    axis.set_ylabel(f"test {score} at the end" + (", axis stretched towards 100" if percent else ""))
+    _annotate(axis, points, floor)
+    present = [verdict for verdict in _VERDICTS if any(point.verdict == verdict for point in points)]
+    handles = [
+        Line2D([], [], linestyle="", marker=_VERDICTS[verdict], color="0.35", label=verdict or "no certificate record")
+        for verdict in present
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
+    hollow = "" if all(point.diagnosed for point in points) else (
+        " Hollow: no diagnose record; test score at the trained horizon, residual where the certificate's own iteration came to rest "
+        "(float64, one graph)."
+    )
+    caption = (
+        f"Accuracy against trust, {title}: one point a run, test score against the largest relative residual after the recorded "
+        "number of iterations from the default start (further left: closer to rest). Shape: verdict of the certificate on one test "
+        f"graph. In brackets: how many of the starts (scales 1e-3 to 1e3) end in the state of the default start.{hollow}"
+    )
+    return Drawing(_file_stem("frontier", title), figure, caption, tuple(used))
+
+
+def _score_of(sources: Sequence[Source]) -> str:
+    """Name of the task's score, from the first record that has one."""
+    for source in sources:
+        if source.run is not None:
+            return source.run.task.score
+        if source.schema == DIAGNOSTICS:
+            return str(source.payload["task"]["score"])
+    return "score"
+
+
+def _stretched(score: Any) -> Any:
+    import numpy
+
+    return -numpy.log10(numpy.maximum(100.6 - numpy.asarray(score, dtype=float), 1e-9))
+
+
+def _unstretched(value: Any) -> Any:
+    import numpy
+
+    return 100.6 - numpy.power(10.0, -numpy.asarray(value, dtype=float))
+
+
+def _frontier_points(sources: Sequence[Source], title: str) -> tuple[list[_Point], list[Source]]:
+    """One point for each run of a task with a diagnose or a certificate record, and the records they come from."""
+    runs = {source.run.id: source for source in sources if source.run is not None}
+    certificates = {
+        source.payload["run"]: source
+        for source in sources
+        if source.schema == CERTIFICATE and source.payload["task"] == title and source.payload.get("run")
+    }
+    diagnosed: dict[str, Source] = {}
+    for source in sources:
+        payload = source.payload
+        if source.schema != DIAGNOSTICS or payload["task"]["title"] != title or payload.get("damping", 1.0) != 1.0:
+            continue
+        before = diagnosed.get(payload["run"])
+        if before is None or before.payload["continued"]["iterations"] < payload["continued"]["iterations"]:
+            diagnosed[payload["run"]] = source
+    points, used = [], []
+    for run in sorted({*certificates, *diagnosed}, key=lambda run: _frontier_rank(run, certificates, diagnosed)):
+        certificate, diagnosis, record = certificates.get(run), diagnosed.get(run), runs.get(run)
+        settled = record is not None and _is_settled(record.run)
+        verdict = None if certificate is None else certificate.payload["certificate"]["verdict"]
+        if diagnosis is not None:
+            payload, continued = diagnosis.payload, diagnosis.payload["continued"]
+            default = continued["trajectories"][0]
+            residual, score = default["update"][-1], default["score"][-1]
+            name, text = payload["model"]["name"], payload.get("label") or payload["model"]["title"]
+            groups, starts = continued["agreement"]["groups"], continued["agreement"]["starts"]
+            agreeing = (len(next(group for group in groups if default["start"] in group)), len(starts)) if len(starts) > 1 else None
+        elif certificate is not None and record is not None and record.run is not None:
+            residual = certificate.payload["certificate"]["observations"].get("residual")
+            score, name, text = record.run.scores.get("test"), record.run.model.name, record.run.model.title
+            agreeing = None
+        else:
+            continue
+        if residual is None or score is None or isinstance(residual, str):
+            continue  # lost to infinity
+        text += ", settled" if settled and "settled" not in text else ""
+        points.append(_Point(text, name, residual, score, verdict, agreeing, diagnosis is not None))
+        used += [source for source in (diagnosis, certificate, record) if source is not None]
+    return points, used
+
+
+def _frontier_rank(run: str, certificates: dict[str, Source], diagnosed: dict[str, Source]) -> tuple[Any, ...]:
+    name = diagnosed[run].payload["model"]["name"] if run in diagnosed else certificates[run].payload["model"]
+    return (*_rank(name), run)
+
+
+def _is_settled(record: RunRecord | None) -> bool:
+    penalties = {} if record is None else record.config.get("penalties") or {}
+    return any(bool(value) for key, value in penalties.items() if key.endswith("weight"))
+
+
+def _annotate(axis: Axes, points: Sequence[_Point], floor: float) -> None:
+    """Names beside the points, in the half of the axis that has room, moved apart where they would overlap."""
+    taken: list[tuple[float, float, float]] = []  # x from, x to, y: as shares of the axes
+    for point in sorted(points, key=lambda point: -point.score):
+        agreeing = "" if point.agreeing is None else f" [{point.agreeing[0]} of {point.agreeing[1]}]"
+        text = point.text + agreeing
+        x, y = axis.transAxes.inverted().transform(axis.transData.transform((max(point.residual, floor), point.score)))
+        width, side = 0.0105 * len(text), 1 if x < 0.55 else -1
+        start = x + 0.02 if side > 0 else x - 0.02 - width
+        place = y
+        while any(start < b and a < start + width and abs(place - other) < 0.05 for a, b, other in taken):
+            place -= 0.01
+        taken.append((start, start + width, place))
+        axis.annotate(
+            text,
+            (x, y),
+            (x + 0.018 * side, place),
+            xycoords="axes fraction",
+            textcoords="axes fraction",
+            ha="left" if side > 0 else "right",
+            va="center",
+            fontsize=7.5,
+            arrowprops={"arrowstyle": "-", "color": "0.6", "linewidth": 0.5} if abs(place - y) > 0.02 else None,
+        )
 
 
 # ---------------------------------------------------------------------- training variability
