@@ -183,3 +183,15 @@ def test_damping_settles_a_cycle_and_its_updates_are_still_residuals_of_the_map(
     assert damped.status is Status.CONVERGED
     assert damped.update[0] == pytest.approx((2 / 1.2 - 1.2) / 1.2)
     assert damped.end.state[0, 0] == pytest.approx(math.sqrt(2.0))
+
+
+def test_undamped_steps_forget_a_far_start_at_once() -> None:
+    graph = random_graph()
+    model = SheafDEQ(2, 3, 2, 3).double()
+    far = 1e6 * torch.ones_like(model.initial_state(model.prepare(graph)))
+    plain = continue_iteration(model, graph, iterations=3, start=far)
+    mixed = continue_iteration(model, graph, iterations=3, start=far, damping=0.5, undamped=2)
+    damped = continue_iteration(model, graph, iterations=3, start=far, damping=0.5)
+    assert mixed.update[:2] == plain.update[:2]
+    assert mixed.update[2] == pytest.approx(plain.update[2])  # the residual at the same state, whatever share of it is taken
+    assert float(mixed.end.state.max()) < 20 < float(damped.end.state.max())

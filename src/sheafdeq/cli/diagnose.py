@@ -22,6 +22,7 @@ def configure(commands: Any) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the random starts (default 0)")
     parser.add_argument("--settling-tolerance", type=float, default=1e-3, help="relative change of a node at rest (default 1e-3)")
     parser.add_argument("--damping", type=float, default=1.0, metavar="A", help="take the share A of every step (default 1)")
+    parser.add_argument("--undamped", type=int, default=0, metavar="M", help="leave the first M steps undamped (default 0)")
     parser.add_argument("--no-spectrum", action="store_true", help="leave the spectral radius out")
     parser.set_defaults(run=run)
 
@@ -59,18 +60,21 @@ def examine(subject: Subject, options: Any) -> dict[str, Any]:
         exposed=subject.exposed,
         settling_tolerance=options.settling_tolerance,
         damping=options.damping,
+        undamped=options.undamped,
     )
     spectrum = None
     if not options.no_spectrum and result.trajectories[0].finite:
         spectrum = spectral_radius(subject.model, subject.split.graph, result.trajectories[0].end.state)  # type: ignore[arg-type]
     facts = subject.facts()
     if options.damping != 1.0:
-        facts |= {"damping": options.damping, "label": f"{facts.get('label') or facts['model']['title']}, damped {options.damping:g}"}
+        facts |= {"damping": options.damping, "undamped": options.undamped}
+        facts |= {"label": f"{facts.get('label') or facts['model']['title']}, damped {options.damping:g}"}
     return {
         "schema": "sheafdeq.diagnostics/1",
         "command": command_line(
             "diagnose", subject, iterations=options.iterations, seed=options.seed, split=options.split, graph=options.graph,
             double=options.double, damping=None if options.damping == 1.0 else options.damping,
+            undamped=options.undamped,
         ),
         **facts,
         "continued": result.to_json(),

@@ -129,19 +129,20 @@ def continue_iteration(
     score_margin: float = 1.0,
     exposed: bool = True,
     damping: float = 1.0,
+    undamped: int = 0,
 ) -> Trajectory:
     """Apply the model's map ``iterations`` times from ``start`` (None: the model's own) and measure every step.
 
     ``tolerance`` decides whether the end is called CONVERGED. ``exposed=False`` measures updates on the outputs and no state
-    discrepancy (Loop Transformer). ``damping=a`` takes the share a of every step; updates are divided by it, so that they remain
-    residuals of the map. ``score_margin``: how much worse than at the trained
+    discrepancy (Loop Transformer). ``damping=a`` takes the share a of every step after the first ``undamped``; updates are
+    divided by the share, so that they remain residuals of the map. ``score_margin``: how much worse than at the trained
     horizon counts as lost, in the score's own units (percentage points for accuracies).
     """
     with evaluating(model):
         context = model.prepare(graph) if context is None else context
         first = model.initial_state(context) if start is None else start
-        watch = _Watch(model, context, reference, score, settling_tolerance, exposed, damping)
-        solution = Picard(steps=iterations, tolerance=tolerance, damping=damping).solve(
+        watch = _Watch(model, context, reference, score, settling_tolerance, exposed, damping, undamped)
+        solution = Picard(steps=iterations, tolerance=tolerance, damping=damping, undamped=undamped).solve(
             watch.step, first, graph_of_node=graph.graph_of_node, num_graphs=graph.num_graphs, observe=watch.see
         )
         return watch.finish(label, solution.status, model.steps, score_margin)
@@ -159,9 +160,11 @@ class _Watch:
         settling_tolerance: float,
         exposed: bool,
         damping: float,
+        undamped: int,
     ) -> None:
         self.model, self.context, self.reference, self.score = model, context, reference, score
-        self.settling_tolerance, self.exposed, self.damping = settling_tolerance, exposed, damping
+        self.settling_tolerance, self.exposed = settling_tolerance, exposed
+        self.damping, self.undamped = damping, undamped
         self.update: list[float] = []
         self.thompson: list[float] = []
         self.state_discrepancy: list[float] = []
@@ -195,7 +198,7 @@ class _Watch:
 
     def _compare(self, k: int, point: Point, last: Point) -> None:
         new, old = (point.state, last.state) if self.exposed else (point.outputs, last.outputs)
-        change = RELATIVE_SUP(new, old) / self.damping
+        change = RELATIVE_SUP(new, old) / (1.0 if k <= self.undamped else self.damping)
         self.update.append(_largest(change))
         self.thompson.append(_largest(THOMPSON(new, old)))
         assert self.settled_at is not None
