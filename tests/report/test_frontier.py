@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from matplotlib.text import Text
+
 from sheafdeq.report.figures import CERTIFICATE, DIAGNOSTICS, Source, _frontier_points, draw_all, write_drawings
 
 TITLE = "community, level 10"
@@ -44,6 +46,7 @@ def test_points_join_what_is_measured_with_what_is_proved():
         (0.6, 98.9, None, (1, 3)),
         (1e-6, 99.1, "refuted", (2, 3)),
     ]
+    assert [point.text for point in points] == ["SheafDEQ a", "SheafDEQ b"]  # the same words would not tell them apart
     assert [source.path.name for source in used] == ["a.json", "b.json", "b.json"]
     assert _frontier_points(sources, "another task") == ([], [])
 
@@ -59,7 +62,7 @@ def test_a_crowded_figure_keeps_its_labels_apart(tmp_path):
     assert len(drawing.sources) == 18
     axis = drawing.figure.axes[0]
     drawing.figure.canvas.draw()
-    boxes = [text.get_window_extent() for text in axis.texts]
+    boxes = [Text.get_window_extent(text) for text in axis.texts]  # of the words alone, without the line to the point
     assert len(boxes) == 9
     assert all("[1 of 2]" in text.get_text() for text in axis.texts)
     for i, first in enumerate(boxes):

@@ -60,3 +60,12 @@ def test_the_example_configurations_are_valid():
     for name in ("level10_sheafdeq.toml", "settle.toml"):
         TrainingConfig.read(folder / name)
     assert len(Sweep.load(folder / "my_sweep.toml").configs()) == 9
+
+
+def test_the_settling_configuration_is_the_first_stage_of_the_recipe():
+    from pathlib import Path
+
+    from sheafdeq.training.settle import stage_configs
+
+    folder = Path(__file__).parents[2] / "configs"
+    assert TrainingConfig.read(folder / "settle.toml") == stage_configs(TrainingConfig.read(folder / "level10_sheafdeq.toml"))[0]

@@ -13,7 +13,7 @@ import math
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -525,14 +525,16 @@ def frontier(sources: Sequence[Source], title: str) -> Drawing | None:
     percent = score.endswith("(%)") and min(scores) >= 0
     if percent:
         axis.set_yscale("function", functions=(_stretched, _unstretched))
-    bottom, top = (float(_stretched(edge(scores))) if percent else edge(scores) for edge in (min, max))
-    room = 0.1 * (top - bottom) or 0.1
-    limits = (bottom - room, min(top + room, float(_stretched(100))) if percent else top + room)
-    axis.set_ylim(*(float(_unstretched(limit)) if percent else limit for limit in limits))
-    if percent:
-        ticks = [t for t in (0, 20, 40, 60, 80, 90, 95, 97, 98, 98.5, 99, 99.5, 100) if limits[0] <= float(_stretched(t)) <= limits[1]]
-        axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+        ticks = [0, 20, 40, 60, 80, 90, 95, 97, 98, 98.5, 99, 99.5, 100]
+        low = max((tick for tick in ticks if tick <= min(scores)), default=0)
+        high = min((tick for tick in ticks if tick >= max(scores)), default=100)
+        shown = [tick for tick in ticks if low <= tick <= high]
+        axis.set_yticks(shown, [f"{tick:g}" for tick in shown])
         axis.minorticks_off()
+        bottom, top = float(_stretched(low)), float(_stretched(high))
+        axis.set_ylim(*(float(_unstretched(limit)) for limit in (bottom - 0.05 * (top - bottom) - 0.01, top + 0.03 * (top - bottom))))
+    else:
+        axis.margins(y=0.15)
     left, right = axis.get_xlim()
     axis.set_xlim(left / 3, right * 3)
     axis.set_xlabel("largest relative residual of a node, default start, after the recorded iterations")
@@ -594,10 +596,12 @@ def _frontier_points(sources: Sequence[Source], title: str) -> tuple[list[_Point
         before = diagnosed.get(payload["run"])
         if before is None or before.payload["continued"]["iterations"] < payload["continued"]["iterations"]:
             diagnosed[payload["run"]] = source
-    points, used = [], []
+    points: list[_Point] = []
+    used: list[Source] = []
+    shown: list[str] = []
     for run in sorted({*certificates, *diagnosed}, key=lambda run: _frontier_rank(run, certificates, diagnosed)):
         certificate, diagnosis, record = certificates.get(run), diagnosed.get(run), runs.get(run)
-        settled = record is not None and _is_settled(record.run)
+        penalised = record is not None and _is_penalised(record.run)
         verdict = None if certificate is None else certificate.payload["certificate"]["verdict"]
         if diagnosis is not None:
             payload, continued = diagnosis.payload, diagnosis.payload["continued"]
@@ -614,9 +618,15 @@ def _frontier_points(sources: Sequence[Source], title: str) -> tuple[list[_Point
             continue
         if residual is None or score is None or isinstance(residual, str):
             continue  # lost to infinity
-        text += ", settled" if settled and "settled" not in text else ""
+        labelled = diagnosis is not None and bool(diagnosis.payload.get("label"))
+        text += ", with penalties" if penalised and not labelled else ""
         points.append(_Point(text, name, residual, score, verdict, agreeing, diagnosis is not None))
         used += [source for source in (diagnosis, certificate, record) if source is not None]
+        shown.append(run)
+    texts = [point.text for point in points]
+    for i, run in enumerate(shown):  # runs that would read the same are told apart by their number
+        if texts.count(texts[i]) > 1:
+            points[i] = replace(points[i], text=f"{texts[i]} {run[:8]}")
     return points, used
 
 
@@ -625,18 +635,20 @@ def _frontier_rank(run: str, certificates: dict[str, Source], diagnosed: dict[st
     return (*_rank(name), run)
 
 
-def _is_settled(record: RunRecord | None) -> bool:
+def _is_penalised(record: RunRecord | None) -> bool:
     penalties = {} if record is None else record.config.get("penalties") or {}
     return any(bool(value) for key, value in penalties.items() if key.endswith("weight"))
 
 
 def _annotate(axis: Axes, points: Sequence[_Point], floor: float) -> None:
     """Names beside the points, in the half of the axis that has room, moved apart where they would overlap."""
-    taken: list[tuple[float, float, float]] = []  # x from, x to, y: as shares of the axes
+    to_axes = axis.transData + axis.transAxes.inverted()
+    places = {point: to_axes.transform((max(point.residual, floor), point.score)) for point in points}
+    taken = [(x - 0.015, x + 0.015, y) for x, y in places.values()]  # x from, x to, y: as shares of the axes
     for point in sorted(points, key=lambda point: -point.score):
         agreeing = "" if point.agreeing is None else f" [{point.agreeing[0]} of {point.agreeing[1]}]"
         text = point.text + agreeing
-        x, y = axis.transAxes.inverted().transform(axis.transData.transform((max(point.residual, floor), point.score)))
+        x, y = places[point]
         width, side = 0.0105 * len(text), 1 if x < 0.55 else -1
         start = x + 0.02 if side > 0 else x - 0.02 - width
         place = y
