@@ -10,7 +10,7 @@ from sheafdeq.distances import THOMPSON
 from sheafdeq.errors import InputError
 from sheafdeq.models.blocks import edge_product, incidence_of, pack, product
 from sheafdeq.models.sheaf_cascade import SheafCascade
-from sheafdeq.models.split import GATES
+from sheafdeq.models.split import GATES, Gate
 from sheafdeq.models.strong_sheaf import StrongSheafDEQ
 from sheafdeq.recurrence import Incidence
 from sheafdeq.solvers import Picard
@@ -125,8 +125,9 @@ class Unbudgeted(StrongSheafDEQ):
 
 
 class Unsplit(StrongSheafDEQ):
-    def _update(self, p, g, context):
-        return self.shift + context.drive + torch.tanh(p).reshape(context.drive.shape)
+    def __init__(self, *sizes, **options):
+        super().__init__(*sizes, **options)
+        self.gate = Gate("unsplit", lambda p, g: torch.tanh(p), self.gate.coefficient)
 
 
 @pytest.mark.parametrize(("broken", "gate"), [(Unbudgeted, "balance"), (Unsplit, "tanh")])

@@ -13,7 +13,7 @@ from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
 from sheafdeq.equilibrium import EquilibriumModel, Readout
 from sheafdeq.errors import InputError
-from sheafdeq.models.blocks import edge_product, incidence_of, pack, product, reweighted
+from sheafdeq.models.blocks import blocks_from_hidden, edge_product, gated_map, generate, incidence_of, propagate, reweighted
 from sheafdeq.models.edge_features import edge_feature_width, edge_features
 from sheafdeq.models.split import gate_by_name
 from sheafdeq.recurrence import Incidence, edge_field, node_field
@@ -328,24 +328,16 @@ class SheafCascade(EquilibriumModel):
         table = own if received is None or received is own else received
         z = module.norm(own)
         z_table = z if whole else module.norm(table)
-        source = module.source(z_table)
-        hidden = edge_hidden[:, group * h : (group + 1) * h] + (
-            source.index_select(0, incidence.source) if whole else source
-        )
-        hidden = (hidden + module.target(z).index_select(0, incidence.target)).relu()
-        # Edges last: products of small matrices become long vector operations.
-        maps = (module.maps.weight @ hidden.T + module.maps.bias[:, None]).view(2, d, d, -1)
-        source_maps, target_maps = maps * (maps.square().sum((1, 2), keepdim=True) + MAP_SOFTENING**2).rsqrt()
-        blocks = (target_maps.unsqueeze(2) * source_maps.unsqueeze(1)).sum(0) * incidence.edge_weight  # F_tgt^T F_src
-        gram = (target_maps.unsqueeze(2) * target_maps.unsqueeze(1)).sum(0).reshape(d * d, -1).T
-        total = gram.new_zeros(incidence.num_targets, d * d).index_add(0, incidence.target, gram)
-        eye = torch.eye(d, dtype=z.dtype, device=z.device)
-        diagonal = eye - (total / incidence.degree[:, None]).view(-1, d, d)
-        blocks = blocks.permute(2, 0, 1)
+        source, target = module.source(z_table), module.target(z)
+        edge = edge_hidden[:, group * h : (group + 1) * h]
+        weight, bias = module.maps.weight, module.maps.bias
         message = module.message_stalk @ z.view(-1, d, q) @ module.message_channel
         if whole:
-            spread = product(pack(blocks, diagonal, incidence), message, incidence)
+            blocks, diagonal = generate(source, target, edge, weight, bias, incidence, sign=-1, softening=MAP_SOFTENING)
+            spread = propagate(blocks, diagonal, message, incidence)
         else:
+            hidden = edge + source + target.index_select(0, incidence.target)
+            blocks, diagonal = blocks_from_hidden(hidden, weight, bias, incidence, sign=-1, softening=MAP_SOFTENING)
             arriving = module.message_stalk @ z_table.view(-1, d, q) @ module.message_channel
             spread = edge_product(blocks, arriving, incidence) + diagonal @ message
         drive = (module.own(z) + node_drive[:, group * c : (group + 1) * c] + spread.reshape(-1, c)).relu()
@@ -353,20 +345,9 @@ class SheafCascade(EquilibriumModel):
 
     def level_map(self, level: int, sheaf: Sheaf, context: CascadeContext) -> Function:
         """The map (n, c) -> (n, c) that level ``level`` iterates on a given sheaf; a contraction with :attr:`level_rate`."""
-        module, incidence = self._level(level), context.incidence
-        d, q = self.stalk_dim, self.channels
-        entries = pack(sheaf.blocks @ module.stalk_mixing, sheaf.diagonal @ module.stalk_mixing, incidence)
-        sizes, mixing = entries.abs(), module.channel_mixing
-        mixing_sizes = mixing.abs()
-        base = sheaf.drive + self.shift
-
-        def step(state: Tensor) -> Tensor:
-            h = state.view(-1, d, q)
-            p = product(entries, h @ mixing, incidence)
-            g = product(sizes, h @ mixing_sizes, incidence)
-            return base + self.gate.apply(p, g).reshape(state.shape)
-
-        return step
+        module = self._level(level)
+        blocks, diagonal = sheaf.blocks @ module.stalk_mixing, sheaf.diagonal @ module.stalk_mixing
+        return gated_map(blocks, diagonal, module.channel_mixing, sheaf.drive + self.shift, self.gate, context.incidence)
 
     def _joint_step(self, own: Tensor, received: Tensor | None, context: CascadeContext) -> Tensor:
         c, d, q = self.width, self.stalk_dim, self.channels

@@ -36,11 +36,17 @@ BALANCE_FLOOR = 1e-2
 
 @dataclass(frozen=True)
 class Gate:
-    """A gate by its action on (p, g) and its coefficient."""
+    """A gate by its action on (p, g) and its coefficient.
+
+    ``kernel`` is the name by which the native kernel knows the same action (``floor`` is eps there); a gate of one's own leaves
+    it empty and is applied in PyTorch.
+    """
 
     name: str
     apply: Callable[[Tensor, Tensor], Tensor]
     coefficient: Callable[[float], Enclosure]
+    kernel: str | None = None
+    floor: float = 0.0
 
     def checked_shift(self, shift: float, sensitivity: float = 1.0) -> float:
         """``shift`` as a float, if ``sensitivity * m(shift)`` is proved to be below one."""
@@ -67,7 +73,12 @@ def _balance(p: Tensor, g: Tensor) -> Tensor:
 
 
 GATES = {
-    gate.name: gate for gate in (Gate("tanh", _tanh, m), Gate("rational", _rational, m_rational), Gate("balance", _balance, m_balance))
+    gate.name: gate
+    for gate in (
+        Gate("tanh", _tanh, m, "tanh"),
+        Gate("rational", _rational, m_rational, "rational"),
+        Gate("balance", _balance, m_balance, "balance", BALANCE_FLOOR),
+    )
 }
 
 

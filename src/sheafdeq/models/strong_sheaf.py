@@ -11,7 +11,7 @@ from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
 from sheafdeq.equilibrium import EquilibriumModel, Readout
 from sheafdeq.errors import InputError
-from sheafdeq.models.blocks import edge_product, incidence_of, pack, product
+from sheafdeq.models.blocks import blocks_from_hidden, edge_product, gated_map, generate, incidence_of
 from sheafdeq.models.edge_features import edge_feature_width, edge_features
 from sheafdeq.models.restriction import frobenius_normalise
 from sheafdeq.models.split import gate_by_name
@@ -169,23 +169,42 @@ class StrongSheafDEQ(EquilibriumModel):
 
     def step(self, state: Tensor, context: StrongSheafContext) -> Tensor:
         """T(H) on a whole graph."""
-        incidence = context.incidence
-        blocks, diagonal = self._signed_blocks(state, None, context)
-        h = state.view(-1, self.stalk_dim, self.channels)
-        p = product(pack(blocks, diagonal, incidence), h @ self.channel_mixing, incidence)
-        sizes = pack(context.size_blocks, context.size_diagonal, incidence)
-        g = product(sizes, h @ self.channel_mixing.abs(), incidence)
-        return self._update(p, g, context)
+        rows = self._normalised(state)
+        blocks, diagonal = generate(
+            self.logit_source(rows),
+            self.logit_target(rows),
+            context.logit_hidden,
+            self._second_layer(context),
+            self.logits.bias,
+            context.incidence,
+            sign=-1,
+            sizes=context.map_sizes,
+        )
+        update = gated_map(
+            blocks,
+            diagonal,
+            self.channel_mixing,
+            context.drive + self.shift,
+            self.gate,
+            context.incidence,
+            stalk_mixing=self.stalk_mixing,
+            sizes=(context.size_blocks, context.size_diagonal),
+        )
+        return update(state)
 
     def local_step(self, own: Tensor, received: Tensor, context: StrongSheafContext) -> Tensor:
         """The same update with edge k reading the source state ``received[k]``."""
-        blocks, diagonal = self._signed_blocks(own, received, context)
+        incidence = context.incidence
+        hidden = context.logit_hidden + self.logit_source(self._normalised(received))
+        hidden = hidden + self.logit_target(self._normalised(own)).index_select(0, incidence.target)
+        weight = self._second_layer(context)
+        blocks, diagonal = blocks_from_hidden(hidden, weight, self.logits.bias, incidence, sign=-1, sizes=context.map_sizes)
         shape = (-1, self.stalk_dim, self.channels)
         h, arriving, mixing = own.view(shape), received.reshape(shape), self.channel_mixing
-        p = edge_product(blocks, arriving @ mixing, context.incidence) + diagonal @ (h @ mixing)
+        p = edge_product(blocks, self.stalk_mixing @ arriving @ mixing, incidence) + diagonal @ (self.stalk_mixing @ h @ mixing)
         size = mixing.abs()
-        g = edge_product(context.size_blocks, arriving @ size, context.incidence) + context.size_diagonal @ (h @ size)
-        return self._update(p, g, context)
+        g = edge_product(context.size_blocks, arriving @ size, incidence) + context.size_diagonal @ (h @ size)
+        return self.shift + context.drive + self.gate.apply(p, g).reshape(own.shape)
 
     # ------------------------------------------------------------------ the sheaf
 
@@ -201,19 +220,8 @@ class StrongSheafDEQ(EquilibriumModel):
         scale = (allowed / lipschitz.clamp(min=torch.finfo(lipschitz.dtype).tiny)).clamp(max=1.0)
         return self.logits.weight * scale[:, None]
 
-    def _signed_blocks(self, own: Tensor, received: Tensor | None, context: StrongSheafContext) -> tuple[Tensor, Tensor]:
-        incidence, d = context.incidence, self.stalk_dim
-        own_rows = self._normalised(own)
-        if received is None:
-            arriving = self.logit_source(own_rows).index_select(0, incidence.source)
-        else:
-            arriving = self.logit_source(self._normalised(received))
-        hidden = context.logit_hidden + arriving + self.logit_target(own_rows).index_select(0, incidence.target)
-        weight = context.budgeted if context.budgeted is not None else self.budgeted_logits()
-        logits = hidden.relu() @ weight.T + self.logits.bias
-        maps = context.map_sizes * torch.tanh(0.5 * logits).view(-1, 2, d, d)
-        blocks, diagonal = self._blocks(maps, incidence, sign=-1)
-        return blocks @ self.stalk_mixing, diagonal @ self.stalk_mixing
+    def _second_layer(self, context: StrongSheafContext) -> Tensor:
+        return context.budgeted if context.budgeted is not None else self.budgeted_logits()
 
     def _blocks(self, maps: Tensor, incidence: Incidence, sign: int) -> tuple[Tensor, Tensor]:
         """(e, d, d) F_tgt^T F_src / sqrt(deg_u deg_v) and (n, d, d) I + sign (1/deg) sum F_tgt^T F_tgt."""
@@ -229,9 +237,6 @@ class StrongSheafDEQ(EquilibriumModel):
         """Each of the d rows of length q divided by its sum (p = 1: the most adaptivity for the budget)."""
         rows = state.view(-1, self.stalk_dim, self.channels)
         return (rows / rows.sum(-1, keepdim=True)).view(state.shape)
-
-    def _update(self, p: Tensor, g: Tensor, context: StrongSheafContext) -> Tensor:
-        return self.shift + context.drive + self.gate.apply(p, g).reshape(context.drive.shape)
 
     def __repr__(self) -> str:
         return (

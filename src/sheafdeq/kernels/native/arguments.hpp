@@ -12,6 +12,8 @@ template <class T> struct EdgePass {
   int d = 0;         // stalk dimension
   int channels = 0;  // q, padded
   int hidden = 0;    // h, padded
+  int outputs = 0;   // second-layer outputs that share one hidden row: d d, or 2 d d when both maps do
+  int row = 0;       // entries of a row of the source tables and of `source_grad`: hidden parts, then values
 
   const std::int32_t* source = nullptr;   // (e) row of the source tables
   const std::int32_t* target = nullptr;   // (e) non-decreasing
@@ -63,6 +65,54 @@ template <class T> struct EdgeShare {
   double* parameter_grad = nullptr;
 };
 
+// Generating a small matrix for every edge and every node, once for many products:
+//   hidden_e = relu(A_u + B_v + E_e) (h),  raw = W hidden_e + b (2 d d: source map | target map),
+//   F = raw / sqrt(|raw|^2 + softening^2) for each map, or F = sizes * tanh(raw / 2) when `sizes` is given,
+//   block_e = weight_e F_t^T F_s,  diagonal_v = I + (sign / deg_v) sum over its edges of F_t^T F_t.
+// Of the EdgePass it has one hidden part, `outputs` = 2 d d, no values, and `weight` of its own.
+template <class T> struct MapPass : EdgePass<T> {
+  const T* sizes = nullptr;  // (e, 2 d d) or null
+  T softening = 0;
+  T sign = 0;
+  T* blocks = nullptr;    // (e, d d)
+  T* diagonal = nullptr;  // (n, d d)
+  // backward
+  const T* blocks_grad = nullptr;
+  const T* diagonal_grad = nullptr;
+  T* sizes_grad = nullptr;  // (e, 2 d d) or null
+};
+
+// A row of the result from one of the values: how p (signed) and g (its majorant) become an update.
+enum class Gate : int { none, tanh, rational, balance };
+
+// Products with given matrices. Each of the d rows of a value holds `parts` pieces of `channels` entries: what the
+// matrices multiply, and (two parts) what their absolute values, or `size_*`, multiply.
+template <class T> struct ProductPass {
+  int d = 0, channels = 0, parts = 1;
+  Gate gate = Gate::none;
+  T floor = 0;               // of the balance gate
+  int step_channels = 0;     // q, not padded, of `base`, `step` and `step_grad`
+  const std::int32_t* source = nullptr;
+  const std::int64_t* pointer = nullptr;
+  const T* blocks = nullptr;         // (e, d d)
+  const T* diagonal = nullptr;       // (n, d d)
+  const T* size_blocks = nullptr;    // of the second part, when `size_diagonal` is not null
+  const T* size_diagonal = nullptr;
+  const T* values = nullptr;  // (n, d parts channels)
+  T* product = nullptr;       // (n, d parts channels) written forward, read backward; null forward: not wanted
+  const T* base = nullptr;    // with a gate: step = base + gate(p, g), (n, d step_channels)
+  T* step = nullptr;
+  // backward
+  const T* step_grad = nullptr;  // with a gate
+  T* product_grad = nullptr;     // given, or with a gate computed here
+  const std::int32_t* slot = nullptr;
+  T* values_grad = nullptr;      // (n + ghosts, d parts channels); ghosts zero on entry
+  T* blocks_grad = nullptr;      // these four: null when not wanted
+  T* diagonal_grad = nullptr;
+  T* size_blocks_grad = nullptr;
+  T* size_diagonal_grad = nullptr;
+};
+
 // The node part of a step. `hidden` and `channels` are padded as in EdgePass, `q` is not.
 template <class T> struct NodePass {
   int d = 0, q = 0, channels = 0, hidden = 0;
@@ -92,10 +142,26 @@ template <class T> struct EdgeFunctions {
   void (*backward)(const EdgePass<T>&, const EdgeShare<T>&);
 };
 
+// Generating matrices and multiplying with them, for one stalk dimension.
+template <class T> struct BlockFunctions {
+  void (*map_forward)(const MapPass<T>&, const EdgeShare<T>&);
+  void (*map_backward)(const MapPass<T>&, const EdgeShare<T>&);
+  void (*product_forward)(const ProductPass<T>&, const EdgeShare<T>&);
+  void (*product_nodes)(const ProductPass<T>&, std::int64_t first, std::int64_t last);  // backward, before the edges
+  void (*product_backward)(const ProductPass<T>&, const EdgeShare<T>&);
+};
+
+constexpr int specialised_blocks = 4;
+
+template <class T> struct BlockKernels {
+  BlockFunctions<T> of[specialised_blocks];  // d = 1..4; null where the general functions serve
+  std::int64_t (*scratch)(int d, int hidden, int row);
+};
+
 // The copy of the kernels for one instruction set and scalar type.
 template <class T> struct Kernels {
   int lanes;
-  EdgeFunctions<T> edges[specialised_dimensions];  // d = 1..6
+  EdgeFunctions<T> edges[specialised_dimensions];  // d = 1..6; null where the general functions serve
   std::int64_t (*edge_scratch)(int d, int hidden, int channels);
   void (*node_forward)(const NodePass<T>&, std::int64_t first, std::int64_t last, T* scratch);
   void (*node_backward)(const NodePass<T>&, std::int64_t first, std::int64_t last, T* scratch, double* parameter_grad);

@@ -79,14 +79,12 @@ template <class T> struct EdgeBlock {
   };
   // What the block after this one reads: [A | Y] lie side by side in a step.
   static SHEAFDEQ_INLINE Ahead reads_after(const EdgePass<T>& pass, std::int64_t e0, std::int64_t end) {
-    const int width = 2 * pass.hidden + pass.d * pass.channels;
     if (e0 + 2 * EB > end) return {};
-    return {pass.source + e0 + EB, pass.source_hidden, pass.source_hidden_stride, width * static_cast<int>(sizeof(T)), false};
+    return {pass.source + e0 + EB, pass.source_hidden, pass.source_hidden_stride, pass.row * static_cast<int>(sizeof(T)), false};
   }
   // The gradient rows this block adds to.
   static SHEAFDEQ_INLINE Ahead writes_of(const EdgePass<T>& pass, const Edges& block) {
-    const int width = 2 * pass.hidden + pass.d * pass.channels;
-    return {block.slot, pass.source_grad, pass.source_grad_stride, width * static_cast<int>(sizeof(T)), true};
+    return {block.slot, pass.source_grad, pass.source_grad_stride, pass.row * static_cast<int>(sizeof(T)), true};
   }
 
   // Hidden rows of generator `map`, transposed, (h, EB), in `columns`; in the backward pass also (EB, h) in `rows`.
@@ -195,7 +193,7 @@ template <class T> struct EdgeBlock {
   static SHEAFDEQ_INLINE void hidden_tile(const EdgePass<T>& pass, const Edges& block, std::int64_t e0, int e,
                                           int offset, const T* __restrict a, const T* __restrict weight,
                                            const T* __restrict rows) {
-    const int h = pass.hidden, count = pass.d * pass.d;
+    const int h = pass.hidden, count = pass.outputs;
     V sum[4][KV];
     SHEAFDEQ_UNROLL for (int r = 0; r < 4; r++) SHEAFDEQ_UNROLL for (int v = 0; v < KV; v++) sum[r][v] = V{};
     for (int i = 0; i < count; i++) {
@@ -340,13 +338,12 @@ template <class T, int D> struct EdgeKernel {
   }
 
   // Lane by lane sums of F_t^T F_t over the edges a..b; the lanes themselves are summed when the node is done.
-  static SHEAFDEQ_INLINE void add_squares(const EdgePass<T>& pass, const Block& block, int a, int b, V* diagonal) {
-    const int d = dim(pass);
+  static SHEAFDEQ_INLINE void add_squares(int d, const T* square, int a, int b, V* diagonal) {
     const I lane = lane_numbers<T>();
     for (int g = a / W * W; g < b; g += W) {
       const I inside = (lane >= a - g) & (lane < b - g);
       SHEAFDEQ_UNROLL for (int i = 0; i < d; i++) SHEAFDEQ_UNROLL for (int j = i; j < d; j++) {
-        diagonal[i * d + j] += (V)((I)load(block.square + (i * d + j) * EB + g) & inside);
+        diagonal[i * d + j] += (V)((I)load(square + (i * d + j) * EB + g) & inside);
       }
     }
   }
@@ -452,7 +449,7 @@ template <class T, int D> struct EdgeKernel {
         int c = 0;
         for (; c + 2 * W <= q; c += 2 * W) receive<2>(pass, block, a, b, c, row);
         for (; c < q; c += W) receive<1>(pass, block, a, b, c, row);
-        add_squares(pass, block, a, b, diagonal);
+        add_squares(d, block.square, a, b, diagonal);
         if (stop == b) {
           const T* own = pass.own_values + v * pass.own_values_stride;
           sum_lanes(d, diagonal, upper);
@@ -668,7 +665,7 @@ template <class T, int D> struct EdgeKernel {
         int c = 0;
         for (; c + 2 * W <= q; c += 2 * W) send_back<2>(pass, block, a, b, c, grad);
         for (; c < q; c += W) send_back<1>(pass, block, a, b, c, grad);
-        add_squares(pass, block, a, b, diagonal);
+        add_squares(d, block.square, a, b, diagonal);
         if (stop == b) {
           sum_lanes(d, diagonal, total);
           apply_diagonal(d, q, grad, pass.inverse_degree[v], total, nullptr,

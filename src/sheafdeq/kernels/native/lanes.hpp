@@ -16,7 +16,9 @@
 #define SHEAFDEQ_VECTOR_BYTES 16
 #endif
 
+#ifndef SHEAFDEQ_INLINE
 #define SHEAFDEQ_INLINE inline __attribute__((always_inline))
+#endif
 #define SHEAFDEQ_NOINLINE __attribute__((noinline))
 // The copy that serves any stalk dimension has no constant trip counts to unroll.
 #ifdef SHEAFDEQ_ANY_DIMENSION

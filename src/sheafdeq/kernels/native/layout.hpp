@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "memory.hpp"
+
 namespace sheafdeq {
 
 // How the edges are shared between a given number of threads.
@@ -78,6 +80,20 @@ class Layout {
     return *plan;
   }
 
+  // Memory that lives with the layout. Whoever takes it has it alone until it is returned.
+  Memory take_memory(int role, std::size_t bytes) const {
+    {
+      const std::lock_guard<std::mutex> guard(lock_);
+      Memory kept = std::move(memory_[role]);
+      if (kept.bytes() >= bytes) return kept;
+    }
+    return Memory(bytes);
+  }
+  void return_memory(int role, Memory memory) const {
+    const std::lock_guard<std::mutex> guard(lock_);
+    if (memory_[role].bytes() < memory.bytes()) memory_[role] = std::move(memory);
+  }
+
   std::vector<std::int32_t> source, target;
   std::vector<std::int64_t> pointer;
   std::int64_t sources;
@@ -135,6 +151,7 @@ class Layout {
   std::vector<double> weight_double, inverse_double;
   mutable std::mutex lock_;
   mutable std::map<int, std::unique_ptr<Plan>> plans_;
+  mutable std::map<int, Memory> memory_;
 };
 
 }  // namespace sheafdeq

@@ -18,10 +18,6 @@
 #ifdef _OPENMP
 #include <omp.h>
 #endif
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
-
 namespace nb = nanobind;
 using namespace sheafdeq;
 
@@ -30,34 +26,48 @@ namespace sheafdeq {
   extern const Kernels<float> kernels_float_##variant;       \
   extern const Kernels<double> kernels_double_##variant;     \
   extern const EdgeFunctions<float> general_float_##variant; \
-  extern const EdgeFunctions<double> general_double_##variant;
+  extern const EdgeFunctions<double> general_double_##variant; \
+  extern const BlockKernels<float> blocks_float_##variant; \
+  extern const BlockKernels<double> blocks_double_##variant; \
+  extern const BlockFunctions<float> general_blocks_float_##variant; \
+  extern const BlockFunctions<double> general_blocks_double_##variant;
+#ifdef SHEAFDEQ_HAS_BASELINE
 SHEAFDEQ_DECLARE(baseline)
-#ifdef SHEAFDEQ_X86
+#endif
+#ifdef SHEAFDEQ_HAS_AVX2
 SHEAFDEQ_DECLARE(avx2)
+#endif
+#ifdef SHEAFDEQ_HAS_AVX512
 SHEAFDEQ_DECLARE(avx512)
 #endif
 }  // namespace sheafdeq
 
 namespace {
 
-struct Variant {
-  const char* name;
-  const Kernels<float>* kernels_float;
-  const Kernels<double>* kernels_double;
-  const EdgeFunctions<float>* general_float;
-  const EdgeFunctions<double>* general_double;
-  const Kernels<float>& kernels(float) const { return *kernels_float; }
-  const Kernels<double>& kernels(double) const { return *kernels_double; }
-  const EdgeFunctions<float>& general(float) const { return *general_float; }
-  const EdgeFunctions<double>& general(double) const { return *general_double; }
+// All copies for one scalar type and instruction set.
+template <class T> struct Copies {
+  const Kernels<T>* step;
+  const EdgeFunctions<T>* general;
+  const BlockKernels<T>* blocks;
+  const BlockFunctions<T>* general_blocks;
 };
 
-#define SHEAFDEQ_VARIANT_ROW(variant)                                                                            \
-  {#variant, &kernels_float_##variant, &kernels_double_##variant, &general_float_##variant, &general_double_##variant}
+struct Variant {
+  const char* name;
+  Copies<float> of_float;
+  Copies<double> of_double;
+  const Copies<float>& copies(float) const { return of_float; }
+  const Copies<double>& copies(double) const { return of_double; }
+  template <class T> const Kernels<T>& kernels(T) const { return *copies(T()).step; }
+};
+
+#define SHEAFDEQ_COPIES(scalar, variant) \
+  {&kernels_##scalar##_##variant, &general_##scalar##_##variant, &blocks_##scalar##_##variant, &general_blocks_##scalar##_##variant}
+#define SHEAFDEQ_VARIANT_ROW(variant) {#variant, SHEAFDEQ_COPIES(float, variant), SHEAFDEQ_COPIES(double, variant)}
 
 bool supported(const std::string& name) {
   if (name == "baseline") return true;
-#ifdef SHEAFDEQ_X86
+#if defined(__x86_64__) || defined(__i386__)
   __builtin_cpu_init();
   if (name == "avx2") return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   if (name == "avx512")
@@ -68,10 +78,16 @@ bool supported(const std::string& name) {
 }
 
 const Variant variants[] = {
-#ifdef SHEAFDEQ_X86
-    SHEAFDEQ_VARIANT_ROW(avx512), SHEAFDEQ_VARIANT_ROW(avx2),
+#ifdef SHEAFDEQ_HAS_AVX512
+    SHEAFDEQ_VARIANT_ROW(avx512),
 #endif
-    SHEAFDEQ_VARIANT_ROW(baseline)};
+#ifdef SHEAFDEQ_HAS_AVX2
+    SHEAFDEQ_VARIANT_ROW(avx2),
+#endif
+#ifdef SHEAFDEQ_HAS_BASELINE
+    SHEAFDEQ_VARIANT_ROW(baseline),
+#endif
+};
 
 const Variant* chosen = nullptr;
 
@@ -130,7 +146,13 @@ template <class T> T* aligned_scratch(std::int64_t size) {
 
 template <class T> EdgeFunctions<T> functions_for(int d) {
   if (d < 1 || d > largest_dimension) throw nb::value_error("the stalk dimension must be between 1 and 16");
-  return d <= specialised_dimensions ? chosen->kernels(T()).edges[d - 1] : chosen->general(T());
+  const Copies<T>& copies = chosen->copies(T());
+  return d <= specialised_dimensions && copies.step->edges[d - 1].forward ? copies.step->edges[d - 1] : *copies.general;
+}
+template <class T> BlockFunctions<T> block_functions_for(int d) {
+  if (d < 1 || d > largest_dimension) throw nb::value_error("the stalk dimension must be between 1 and 16");
+  const Copies<T>& copies = chosen->copies(T());
+  return d <= specialised_blocks && copies.blocks->of[d - 1].map_forward ? copies.blocks->of[d - 1] : *copies.general_blocks;
 }
 
 // Add the ghost rows to the rows they stand for, in the order of the threads that wrote them.
@@ -164,6 +186,8 @@ EdgePass<T> edge_pass(const Layout& layout, int d, int channels, int hidden, con
   pass.d = d;
   pass.channels = channels;
   pass.hidden = hidden;
+  pass.outputs = d * d;
+  pass.row = 2 * hidden + d * channels;
   pass.source = layout.source.data();
   pass.target = layout.target.data();
   pass.pointer = layout.pointer.data();
@@ -262,57 +286,44 @@ void edge_backward(const Layout& layout, int d, int channels, int hidden, Matrix
 
 // ---------------------------------------------------------------------- the whole step
 
-template <class T> struct Free {
-  void operator()(T* p) const { std::free(p); }
-};
-template <class T> using Memory = std::unique_ptr<T[], Free<T>>;
-// Large tables start on a huge page and ask for huge pages: rows are gathered from anywhere in them.
-template <class T> Memory<T> allocate(std::int64_t size) {
-  constexpr std::size_t huge = std::size_t(1) << 21;
-  const std::size_t wanted = static_cast<std::size_t>(size) * sizeof(T) + 64;
-  const std::size_t alignment = wanted >= huge ? huge : 64;
-  const std::size_t bytes = (wanted + alignment - 1) / alignment * alignment;
-  void* memory = std::aligned_alloc(alignment, bytes);
-  if (!memory) throw std::bad_alloc();
-#ifdef MADV_HUGEPAGE
-  if (alignment == huge) madvise(memory, bytes, MADV_HUGEPAGE);  // a hint: failure changes nothing
-#endif
-  return Memory<T>(static_cast<T*>(memory));
-}
-
-// Tables of a step. Up to 64 MB each they stay with the calling thread, because handing pages back to the system and
-// getting them again at every step costs more than some of the passes; larger ones are freed.
+// Tables of a call. Up to 64 MB each they stay with the calling thread, larger ones with the layout, for as long as the graph
+// lives: handing pages back to the system and getting them again at every step costs more than some of the passes. A call
+// takes a table from the layout and puts it back; one that runs at the same time gets a table of its own.
 enum Role { source_table, target_table, source_gradient, target_gradient, own_gradient, roles };
 
 template <class T> class Table {
  public:
-  Table(Role role, std::int64_t size) {
-    if (size * static_cast<std::int64_t>(sizeof(T)) > (std::int64_t(64) << 20)) {
-      owned_ = allocate<T>(size);
-      data_ = owned_.get();
+  Table(const Layout& layout, Role role, std::int64_t size) : layout_(&layout), role_(role) {
+    const std::size_t bytes = static_cast<std::size_t>(size) * sizeof(T);
+    if (bytes > (std::size_t(64) << 20)) {
+      lent_ = layout.take_memory(role, bytes);
+      data_ = static_cast<T*>(lent_.data());
       return;
     }
-    thread_local Memory<T> kept[roles];
-    thread_local std::int64_t sizes[roles] = {};
-    if (sizes[role] < size) {
-      kept[role].reset();
-      sizes[role] = 0;
-      kept[role] = allocate<T>(size);
-      sizes[role] = size;
+    thread_local Memory kept[roles];
+    if (kept[role].bytes() < bytes) {
+      kept[role] = Memory();
+      kept[role] = Memory(bytes);
     }
-    data_ = kept[role].get();
+    data_ = static_cast<T*>(kept[role].data());
+  }
+  Table(Table&& other) = default;
+  ~Table() {
+    if (lent_.data()) layout_->return_memory(role_, std::move(lent_));
   }
   T* get() const { return data_; }
 
  private:
-  Memory<T> owned_;
+  const Layout* layout_;
+  Role role_;
+  Memory lent_;
   T* data_ = nullptr;
 };
 
 // The parameters of a step in the layout and padding the kernels want, and the shapes that go with them.
 template <class T> struct StepParameters {
   int d, q, h, inputs, hidden, channels, wide;
-  Memory<T> memory;
+  Memory memory;
   NodePass<T> nodes;
   EdgePass<T> edges;
 
@@ -351,9 +362,9 @@ template <class T> struct StepParameters {
                                   2LL * dd * hidden};
     std::int64_t offsets[8] = {0};
     for (int i = 0; i < 7; i++) offsets[i + 1] = offsets[i] + (sizes[i] + 15) / 16 * 16;
-    memory = allocate<T>(offsets[7]);
-    std::fill_n(memory.get(), offsets[7], T(0));
-    T* const base = memory.get();
+    memory = Memory(offsets[7] * sizeof(T));
+    T* const base = static_cast<T*>(memory.data());
+    std::fill_n(base, offsets[7], T(0));
     T *columns = base, *rows = base + offsets[1], *bias = base + offsets[2], *mixing = base + offsets[3];
     T *mix = base + offsets[4], *mix_columns = base + offsets[5], *maps = base + offsets[6];
     for (int side = 0; side < 2; side++)  // 0: what multiplies the source state, 1: the target state
@@ -390,6 +401,8 @@ template <class T> struct StepParameters {
     edges.channels = channels;
     edges.hidden = hidden;
     edges.step_channels = q;
+    edges.outputs = dd;
+    edges.row = source_width();
     edges.source = layout.source.data();
     edges.target = layout.target.data();
     edges.pointer = layout.pointer.data();
@@ -409,12 +422,13 @@ template <class T> struct NodeTables {
   Table<T> source, target;
 };
 
-template <class T> NodeTables<T> node_tables(StepParameters<T>& parameters, std::int64_t n, int threads) {
+template <class T> NodeTables<T> node_tables(StepParameters<T>& parameters, const Layout& layout, int threads) {
+  const std::int64_t n = layout.targets();
   const Kernels<T>& kernels = chosen->kernels(T());
   NodePass<T> pass = parameters.nodes;
   pass.source_stride = parameters.source_width();
   pass.target_stride = 2 * parameters.hidden;
-  NodeTables<T> tables{{source_table, n * pass.source_stride}, {target_table, n * pass.target_stride}};
+  NodeTables<T> tables{{layout, source_table, n * pass.source_stride}, {layout, target_table, n * pass.target_stride}};
   pass.source = tables.source.get();
   pass.target = tables.target.get();
   const std::int64_t size = kernels.node_scratch(pass);
@@ -462,7 +476,7 @@ void step_forward(const Layout& layout, int d, int q, bool pre_norm, T shift, Ma
   const int threads = threads_for(layout, requested_threads);
   nb::gil_scoped_release release;
   const Plan& plan = layout.plan(threads);
-  const NodeTables<T> tables = node_tables(parameters, n, threads);
+  const NodeTables<T> tables = node_tables(parameters, layout, threads);
   const std::int64_t size = chosen->kernels(T()).edge_scratch(d, parameters.hidden, parameters.channels);
   in_parallel(threads, [&](int t) {
     EdgeShare<T> share;
@@ -509,10 +523,10 @@ void step_backward(const Layout& layout, int d, int q, bool pre_norm, Matrix<con
   const int threads = threads_for(layout, requested_threads);
   nb::gil_scoped_release release;
   const Plan& plan = layout.plan(threads);
-  const NodeTables<T> tables = node_tables(parameters, n, threads);
+  const NodeTables<T> tables = node_tables(parameters, layout, threads);
   const std::int64_t rows = n + plan.ghosts;
-  const Table<T> source_grad(source_gradient, rows * width), target_grad(target_gradient, n * 2 * hidden);
-  const Table<T> own_grad(own_gradient, n * d * channels);
+  const Table<T> source_grad(layout, source_gradient, rows * width), target_grad(layout, target_gradient, n * 2 * hidden);
+  const Table<T> own_grad(layout, own_gradient, n * d * channels);
   pass.slot = plan.slot.empty() ? layout.source.data() : plan.slot.data();
   pass.source_grad = source_grad.get();
   pass.source_grad_stride = width;
@@ -579,6 +593,10 @@ void step_backward(const Layout& layout, int d, int q, bool pre_norm, Matrix<con
     for (int j = 0; j < q; j++) *out++ = static_cast<T>(channel[i * channels + j]);
 }
 
+// ---------------------------------------------------------------------- given matrices
+
+#include "block_calls.hpp"
+
 // ---------------------------------------------------------------------- bindings
 
 template <class To, class From> std::vector<To> copied(const Row<const From>& row) {
@@ -590,6 +608,10 @@ template <class T> void bind(nb::module_& module, const std::string& suffix) {
   module.def(("edge_backward_" + suffix).c_str(), &edge_backward<T>);
   module.def(("step_forward_" + suffix).c_str(), &step_forward<T>);
   module.def(("step_backward_" + suffix).c_str(), &step_backward<T>);
+  module.def(("map_forward_" + suffix).c_str(), &map_forward<T>);
+  module.def(("map_backward_" + suffix).c_str(), &map_backward<T>);
+  module.def(("product_forward_" + suffix).c_str(), &product_forward<T>);
+  module.def(("product_backward_" + suffix).c_str(), &product_backward<T>);
   module.def(("lanes_" + suffix).c_str(), [] { return chosen->kernels(T()).lanes; });
 }
 
@@ -615,6 +637,7 @@ NB_MODULE(_native, module) {
 
   bind<float>(module, "float");
   bind<double>(module, "double");
+  module.def("advise", [](nb::ndarray<nb::device::cpu> tensor) { ask_for_huge_pages(tensor.data(), tensor.nbytes()); });
   module.def("choose_instruction_set", [](const std::string& name) { choose(name); });
   module.def("instruction_set", [] { return std::string(chosen->name); });
   module.def("instruction_sets", [] {

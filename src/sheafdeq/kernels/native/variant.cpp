@@ -1,6 +1,6 @@
 // One copy of the kernels for one instruction set and scalar type. Compiled several times: SHEAFDEQ_VARIANT
 // names the copy, SHEAFDEQ_SCALAR its type; with SHEAFDEQ_ANY_DIMENSION it serves stalks beyond the
-// specialised sizes.
+// specialised sizes, which are 1 to 6, or 1 to 3 (SHEAFDEQ_UNROLLED).
 #include "edges.hpp"
 #include "nodes.hpp"
 
@@ -27,8 +27,11 @@ template <int D> constexpr EdgeFunctions<SHEAFDEQ_SCALAR> edge_functions() {
 extern const Kernels<SHEAFDEQ_SCALAR> SHEAFDEQ_NAME;
 const Kernels<SHEAFDEQ_SCALAR> SHEAFDEQ_NAME = {
     Lanes<SHEAFDEQ_SCALAR>::W,
-    {edge_functions<1>(), edge_functions<2>(), edge_functions<3>(), edge_functions<4>(), edge_functions<5>(),
-     edge_functions<6>()},
+    {edge_functions<1>(), edge_functions<2>(), edge_functions<3>(),
+#if SHEAFDEQ_UNROLLED >= 6
+     edge_functions<4>(), edge_functions<5>(), edge_functions<6>()
+#endif
+    },
     edge_scratch<SHEAFDEQ_SCALAR>,
     NodeKernel<SHEAFDEQ_SCALAR>::forward,
     NodeKernel<SHEAFDEQ_SCALAR>::backward,

@@ -1,0 +1,280 @@
+"""A small matrix on every edge and node: generated once, multiplied with many times. The native functions.
+
+For a stored edge e = (u -> v), stalk dimension d and first-layer products A (sources), B (targets) and E (edges),
+
+    hidden_e = relu(A_u + B_v + E_e)                                    (h)
+    raw_e    = W hidden_e + b                                           (2 d d: source map | target map)
+    F        = raw / sqrt(|raw|_F^2 + softening^2)     or, with sizes M,     F = M tanh(raw / 2)
+    block_e  = w_e F_tgt^T F_src,       diagonal_v = I + (sign / deg_v) sum_e F_tgt^T F_tgt
+
+    (A Y)_v  = diagonal_v Y_v + sum_e block_e Y_u,        T = base + gate(p, g),    p = A X,  g = |A| Z
+
+:func:`native_blocks` generates, :func:`native_product` multiplies and :func:`native_gated_step` multiplies twice and applies the
+gate, in one pass over the edges. Blocks and their gradients have d d entries an edge; nothing of size (edges x channels) is made.
+They serve what ``native_serves`` accepts, up to d = 16, and can be differentiated once; ``sheafdeq.models.blocks`` chooses between
+them and PyTorch. Results are bitwise equal from run to run for a given number of threads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from sheafdeq.errors import InputError
+from sheafdeq.kernels.layout import EdgeLayout
+from sheafdeq.kernels.native_module import native_module
+
+__all__ = ["GATE_CODES", "native_blocks", "native_gated_step", "native_product", "padded_width"]
+
+GATE_CODES = {"tanh": 1, "rational": 2, "balance": 3}
+"""Gates the kernel applies itself, by the name in :data:`sheafdeq.models.split.GATES`."""
+
+
+def padded_width(width: int, dtype: torch.dtype) -> int:
+    """The next multiple of the vector length of the instruction set in use."""
+    lanes: int = _function("lanes", dtype)()
+    return -(-width // lanes) * lanes
+
+
+def native_blocks(
+    source_hidden: Tensor,
+    target_hidden: Tensor,
+    edge_hidden: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    edge_weight: Tensor,
+    edges: EdgeLayout,
+    *,
+    sign: float,
+    softening: float = 0.0,
+    sizes: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Blocks (e, d*d) and diagonal (n, d*d) of the module's equations; ``edge_weight`` is w and gets no gradient.
+
+    ``source_hidden`` (m, h), ``target_hidden`` (n, h), ``edge_hidden`` (e, h) or None, ``weight`` (2 d d, h), ``bias`` (2 d d,),
+    ``sizes`` (e, 2 d d) or None.
+    """
+    outputs, h = weight.shape
+    m, n, e = edges.num_sources, edges.num_targets, edges.num_edges
+    _check(
+        weight,
+        ("source_hidden", source_hidden, (m, h)),
+        ("target_hidden", target_hidden, (n, h)),
+        ("edge_hidden", edge_hidden, (e, h)),
+        ("bias", bias, (outputs,)),
+        ("edge_weight", edge_weight, (e,)),
+        ("sizes", sizes, (e, outputs)),
+    )
+    return _Blocks.apply(source_hidden, target_hidden, edge_hidden, weight, bias, sizes, edge_weight, edges, sign, softening)
+
+
+def native_product(blocks: Tensor, diagonal: Tensor, values: Tensor, edges: EdgeLayout) -> Tensor:
+    """A Y, (n, d, q) -> (n, d, q), from blocks (e, d, d) and diagonal (n, d, d)."""
+    n, d, q = values.shape
+    _check(values, ("blocks", blocks, (edges.num_edges, d, d)), ("diagonal", diagonal, (n, d, d)))
+    wide = padded_width(q, values.dtype)
+    table = functional.pad(values, (0, wide - q)) if wide != q else values
+    out = _Product.apply(
+        table.reshape(n, d * wide), blocks.reshape(-1, d * d), diagonal.reshape(-1, d * d), None, None, None, edges, (d, wide, 1, 0, 0.0)
+    )
+    return out.view(n, d, wide)[..., :q]
+
+
+def native_gated_step(
+    values: Tensor,
+    base: Tensor,
+    blocks: Tensor,
+    diagonal: Tensor,
+    sizes: tuple[Tensor, Tensor] | None,
+    edges: EdgeLayout,
+    gate: str,
+    floor: float = 0.0,
+) -> Tensor:
+    """base + gate(p, g), (n, d*q).
+
+    Args:
+        values: (n, d, 2*w) X | Z in every row, w = :func:`padded_width` of q, zeros from q to w.
+        base: (n, d*q).
+        blocks: (e, d, d), which multiply X.
+        diagonal: (n, d, d).
+        sizes: blocks and diagonal that multiply Z, or None: the absolute values of the above.
+        edges: a layout with as many sources as targets.
+        gate: a key of :data:`GATE_CODES`.
+        floor: of the balance gate.
+    """
+    n, d, twice = values.shape
+    e, squared = edges.num_edges, d * d
+    _check(values, ("blocks", blocks, (e, d, d)), ("diagonal", diagonal, (n, d, d)))
+    size_blocks = size_diagonal = None
+    if sizes is not None:
+        _check(values, ("size blocks", sizes[0], (e, d, d)), ("size diagonal", sizes[1], (n, d, d)))
+        size_blocks, size_diagonal = (part.reshape(-1, squared) for part in sizes)
+    q = base.shape[1] // d
+    _check(values, ("base", base, (n, d * q)))
+    if twice != 2 * padded_width(q, values.dtype):
+        raise InputError(f"values must have {2 * padded_width(q, values.dtype)} entries in each of its {d} rows, got {twice}")
+    options = (d, twice // 2, 2, GATE_CODES[gate], floor)
+    return _Product.apply(
+        values.reshape(n, d * twice),
+        blocks.reshape(-1, squared),
+        diagonal.reshape(-1, squared),
+        size_blocks,
+        size_diagonal,
+        base,
+        edges,
+        options,
+    )
+
+
+def _check(like: Tensor, *expected: tuple[str, Tensor | None, tuple[int, ...]]) -> None:
+    for name, tensor, shape in expected:
+        if tensor is None:
+            continue
+        if tensor.shape != shape:
+            raise InputError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
+        if tensor.dtype != like.dtype or tensor.device != like.device:
+            raise InputError(f"{name} is {tensor.dtype} on {tensor.device}, the others {like.dtype} on {like.device}: convert one")
+
+
+def _function(name: str, dtype: torch.dtype) -> Any:
+    return getattr(native_module(), f"{name}_{'float' if dtype == torch.float32 else 'double'}")
+
+
+def _rows(tensor: Tensor | None, width: int) -> Tensor | None:
+    """Detached, every row contiguous and padded with zeros to ``width``."""
+    if tensor is None:
+        return None
+    tensor = tensor.detach()
+    if tensor.shape[1] != width:
+        return functional.pad(tensor, (0, width - tensor.shape[1]))
+    return tensor if tensor.stride(1) == 1 or width == 1 else tensor.contiguous()
+
+
+class _Blocks(torch.autograd.Function):
+    """Generation; saves its arguments and recomputes in backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        source_hidden: Tensor,
+        target_hidden: Tensor,
+        edge_hidden: Tensor | None,
+        weight: Tensor,
+        bias: Tensor,
+        sizes: Tensor | None,
+        edge_weight: Tensor,
+        edges: EdgeLayout,
+        sign: float,
+        softening: float,
+    ) -> tuple[Tensor, Tensor]:
+        squared = weight.shape[0] // 2
+        blocks = weight.new_empty(edges.num_edges, squared)
+        diagonal = weight.new_empty(edges.num_targets, squared)
+        tensors = (source_hidden, target_hidden, edge_hidden, weight, bias, sizes, edge_weight)
+        arguments = _block_arguments(tensors, edges, sign, softening)
+        _function("map_forward", weight.dtype)(*arguments, blocks, diagonal, torch.get_num_threads())
+        ctx.save_for_backward(*tensors)
+        ctx.options = (edges, sign, softening)
+        return blocks, diagonal
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, blocks_grad: Tensor, diagonal_grad: Tensor) -> tuple[Tensor | None, ...]:
+        tensors = ctx.saved_tensors
+        weight, sizes = tensors[3], tensors[5]
+        edges, sign, softening = ctx.options
+        outputs, h = weight.shape
+        hidden, threads = padded_width(h, weight.dtype), torch.get_num_threads()
+        m = edges.num_sources
+        source_grad = weight.new_empty(m + edges.native.ghosts(threads), hidden)
+        target_grad = weight.new_empty(edges.num_targets, hidden)
+        edge_grad = weight.new_empty(edges.num_edges, hidden) if ctx.needs_input_grad[2] else None
+        sizes_grad = torch.empty_like(sizes, memory_format=torch.contiguous_format) if ctx.needs_input_grad[5] else None
+        parameter_grad = weight.new_empty(outputs * (hidden + 1))
+        _function("map_backward", weight.dtype)(
+            *_block_arguments(tensors, edges, sign, softening),
+            blocks_grad.contiguous(),
+            diagonal_grad.contiguous(),
+            source_grad,
+            target_grad,
+            edge_grad,
+            sizes_grad,
+            parameter_grad,
+            threads,
+        )
+        return (
+            source_grad[:m, :h],
+            target_grad[:, :h],
+            None if edge_grad is None else edge_grad[:, :h],
+            parameter_grad[: outputs * hidden].view(outputs, hidden)[:, :h],
+            parameter_grad[outputs * hidden :],
+            sizes_grad,
+            *(None,) * 4,
+        )
+
+
+def _block_arguments(tensors: Any, edges: EdgeLayout, sign: float, softening: float) -> tuple[Any, ...]:
+    source_hidden, target_hidden, edge_hidden, weight, bias, sizes, edge_weight = tensors
+    outputs, h = weight.shape
+    d, hidden = round((outputs // 2) ** 0.5), padded_width(h, weight.dtype)
+    rows = [_rows(tensor, hidden) for tensor in (source_hidden, target_hidden, edge_hidden, weight)]
+    rows[3] = rows[3].contiguous()  # type: ignore[union-attr]
+    last = (bias.detach().contiguous(), edge_weight.detach().contiguous(), None if sizes is None else sizes.detach().contiguous())
+    return (edges.native, d, hidden, sign, softening, *rows, *last)
+
+
+class _Product(torch.autograd.Function):
+    """One or two products and a gate; saves its arguments and the products, (n, 2c)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        values: Tensor,
+        blocks: Tensor,
+        diagonal: Tensor,
+        size_blocks: Tensor | None,
+        size_diagonal: Tensor | None,
+        base: Tensor | None,
+        edges: EdgeLayout,
+        options: tuple[int, int, int, int, float],
+    ) -> Tensor:
+        gated = base is not None
+        tensors = [None if t is None else t.detach().contiguous() for t in (blocks, diagonal, size_blocks, size_diagonal, values)]
+        product = values.new_empty(values.shape) if not gated or any(ctx.needs_input_grad) else None
+        step = None if base is None else torch.empty_like(base, memory_format=torch.contiguous_format)
+        _function("product_forward", values.dtype)(
+            edges.native,
+            *options,
+            *tensors,
+            None if base is None else base.detach().contiguous(),
+            product,
+            step,
+            torch.get_num_threads(),
+        )
+        ctx.save_for_backward(*tensors, product if gated else None)
+        ctx.options = (edges, options)
+        return product if step is None else step  # type: ignore[return-value]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        *tensors, product = ctx.saved_tensors
+        values = tensors[4]
+        edges, options = ctx.options
+        threads, (_, by_blocks, by_diagonal, by_size_blocks, by_size_diagonal, by_base) = torch.get_num_threads(), ctx.needs_input_grad[:6]
+        values_grad = values.new_empty(len(values) + edges.native.ghosts(threads), values.shape[1])
+        wanted = (
+            by_blocks or by_size_blocks,
+            by_diagonal or by_size_diagonal,
+            tensors[2] is not None and (by_blocks or by_size_blocks),
+            tensors[3] is not None and (by_diagonal or by_size_diagonal),
+        )
+        gradients = [torch.empty_like(tensor) if want else None for tensor, want in zip(tensors, wanted, strict=False)]
+        _function("product_backward", values.dtype)(
+            edges.native, *options, *tensors, product, grad.contiguous(), values_grad, *gradients, threads
+        )
+        return (values_grad[: len(values)], *gradients, grad if by_base else None, None, None)
