@@ -5,8 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.test_edge_step import disagreement, random_graph, step_arguments, value_and_gradients
-from sheafdeq.kernels import EdgeLayout, sheaf_step, sheaf_step_reference
+from kernels.test_edge_step import (
+    disagreement,
+    random_graph,
+    sheaf_step,
+    sheaf_step_reference,
+    step_arguments,
+    value_and_gradients,
+)
+from sheafdeq.kernels import EdgeLayout
 
 
 @pytest.mark.slow

@@ -16,7 +16,8 @@ number of threads (``torch.get_num_threads()``).
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +30,10 @@ from sheafdeq.kernels.native_module import native_module, native_serves
 
 __all__ = [
     "LARGEST_NATIVE_STALK",
+    "Layers",
+    "StepOptions",
+    "StepWeights",
+    "Tables",
     "sheaf_propagate",
     "sheaf_propagate_reference",
     "sheaf_step",
@@ -40,91 +45,90 @@ NORM_FLOOR = 1e-12
 """Rows of the state are divided by at least this. A generated map of smaller Frobenius norm counts as zero: it does not propagate
 and passes no gradient (all hidden units of an edge can be dead at once; dividing by a floor would then return a gradient of 1e12)."""
 LARGEST_NATIVE_STALK = 16
+ADVISE_BYTES = 8 << 20
+"""Tensors from this size on ask for huge pages: at small ones the system spends longer on page faults than some passes take."""
+
+
+class Layers(NamedTuple):
+    """One layer of both generators: source maps and target maps, each weight (rows, inputs) and bias (rows,)."""
+
+    source_weight: Tensor
+    source_bias: Tensor
+    target_weight: Tensor
+    target_bias: Tensor
+
+
+class Tables(NamedTuple):
+    """What the edges read. m sources and n targets; for a whole graph both are its nodes."""
+
+    source_hidden: Tensor  # (m, 2h) A, a row for each source
+    target_hidden: Tensor  # (n, 2h) B, a row for each target
+    edge_hidden: Tensor | None  # (e, 2h) E
+    source_values: Tensor  # (m, d*q) Y at the sources
+    own_values: Tensor  # (n, d*q) Y at the targets
+
+
+class StepWeights(NamedTuple):
+    """The parameters of a step.
+
+    ``first`` (h, 2c + d_e) reads source state, target state and edge features; columns from 2c on are not read here (the step's
+    ``edge_hidden`` carries their product) and get a zero gradient. ``second`` (d*d, h) gives the maps.
+    """
+
+    first: Layers
+    second: Layers
+    stalk_mixing: Tensor  # (d, d) W_1
+    channel_mixing: Tensor  # (q, q) W_2
+
+    @property
+    def flat(self) -> tuple[Tensor, ...]:
+        """The ten tensors, in the order in which the native step takes them and returns their gradients."""
+        return (*self.first, *self.second, self.stalk_mixing, self.channel_mixing)
+
+    @staticmethod
+    def of(flat: Any) -> StepWeights:
+        """The inverse of :attr:`flat`."""
+        return StepWeights(Layers(*flat[:4]), Layers(*flat[4:8]), *flat[8:])
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """What does not carry a gradient: ``shift`` beta, ``norm_order`` p of the row normalisation (the native step is used for
+    p = 2), ``pre_norm`` whether rows are normalised at all before the generators, the ``edges`` of a whole graph, and d and q."""
+
+    shift: float
+    norm_order: float
+    pre_norm: bool
+    edges: EdgeLayout
+    d: int
+    q: int
 
 
 # ---------------------------------------------------------------------- propagation from tables
 
 
-def sheaf_propagate(
-    source_hidden: Tensor,
-    target_hidden: Tensor,
-    edge_hidden: Tensor | None,
-    source_values: Tensor,
-    own_values: Tensor,
-    second_source_weight: Tensor,
-    second_source_bias: Tensor,
-    second_target_weight: Tensor,
-    second_target_bias: Tensor,
-    edges: EdgeLayout,
-    d: int,
-    q: int,
-) -> Tensor:
-    """P (n, d*q) of the module's equation.
-
-    Args:
-        source_hidden: (m, 2h) A, a row for each source.
-        target_hidden: (n, 2h) B, a row for each target.
-        edge_hidden: (e, 2h) E, or None.
-        source_values: (m, d*q) Y at the sources.
-        own_values: (n, d*q) Y at the targets.
-        second_source_weight: (d*d, h) second layer of the source maps; with its bias (d*d,).
-        second_source_bias: see above.
-        second_target_weight: (d*d, h) second layer of the target maps; with its bias (d*d,).
-        second_target_bias: see above.
-        edges: the layout; m = ``edges.num_sources``, n = ``edges.num_targets``.
-        d: stalk dimension.
-        q: channels.
-    """
-    arguments = (
-        source_hidden,
-        target_hidden,
-        edge_hidden,
-        source_values,
-        own_values,
-        second_source_weight,
-        second_source_bias,
-        second_target_weight,
-        second_target_bias,
-    )
-    _check_tables(*arguments, edges, d, q)
-    if native_serves(own_values) and d <= LARGEST_NATIVE_STALK:
-        return _Propagate.apply(*arguments, edges, d, q)
-    return sheaf_propagate_reference(*arguments, edges, d, q)
+def sheaf_propagate(tables: Tables, second: Layers, edges: EdgeLayout, d: int, q: int) -> Tensor:
+    """P (n, d*q) of the module's equation, from tables and the second layers (d*d, h); m and n are those of ``edges``."""
+    _check_tables(tables, second, edges, d, q)
+    if native_serves(tables.own_values) and d <= LARGEST_NATIVE_STALK:
+        return _Propagate.apply(*tables, *second, edges, d, q)
+    return sheaf_propagate_reference(tables, second, edges, d, q)
 
 
-def sheaf_propagate_reference(
-    source_hidden: Tensor,
-    target_hidden: Tensor,
-    edge_hidden: Tensor | None,
-    source_values: Tensor,
-    own_values: Tensor,
-    second_source_weight: Tensor,
-    second_source_bias: Tensor,
-    second_target_weight: Tensor,
-    second_target_bias: Tensor,
-    edges: EdgeLayout,
-    d: int,
-    q: int,
-) -> Tensor:
+def sheaf_propagate_reference(tables: Tables, second: Layers, edges: EdgeLayout, d: int, q: int) -> Tensor:
     """:func:`sheaf_propagate` in plain PyTorch, on any device and differentiable any number of times."""
-    h = second_source_weight.shape[1]
-    hidden = source_hidden.index_select(0, edges.source) + target_hidden.index_select(0, edges.target)
-    if edge_hidden is not None:
-        hidden = hidden + edge_hidden
+    h = second.source_weight.shape[1]
+    hidden = tables.source_hidden.index_select(0, edges.source) + tables.target_hidden.index_select(0, edges.target)
+    if tables.edge_hidden is not None:
+        hidden = hidden + tables.edge_hidden
     hidden = hidden.relu()
-    maps = []
-    for part, weight, bias in (
-        (hidden[:, :h], second_source_weight, second_source_bias),
-        (hidden[:, h:], second_target_weight, second_target_bias),
-    ):
-        raw = functional.linear(part, weight, bias)
-        maps.append(unit_or_zero(raw).view(-1, d, d))
-    source_maps, target_maps = maps
-    own = own_values.view(-1, d, q)
+    source_maps = unit_or_zero(functional.linear(hidden[:, :h], second.source_weight, second.source_bias)).view(-1, d, d)
+    target_maps = unit_or_zero(functional.linear(hidden[:, h:], second.target_weight, second.target_bias)).view(-1, d, d)
+    own = tables.own_values.view(-1, d, q)
     gram = target_maps.transpose(1, 2) @ target_maps / edges.degree.to(own.dtype)[edges.target, None, None]
     diagonal = gram.new_zeros(edges.num_targets, d, d).index_add(0, edges.target, gram)
     blocks = target_maps.transpose(1, 2) @ source_maps * edges.weight.to(own.dtype)[:, None, None]
-    messages = blocks @ source_values.view(-1, d, q).index_select(0, edges.source)
+    messages = blocks @ tables.source_values.view(-1, d, q).index_select(0, edges.source)
     return (own - diagonal @ own).index_add(0, edges.target, messages).view(-1, d * q)
 
 
@@ -136,38 +140,29 @@ def unit_or_zero(rows: Tensor) -> Tensor:
     return torch.where(alive, rows / torch.where(alive, norm, torch.ones_like(norm)), torch.zeros_like(rows))
 
 
-def _check_tables(
-    source_hidden: Tensor,
-    target_hidden: Tensor,
-    edge_hidden: Tensor | None,
-    source_values: Tensor,
-    own_values: Tensor,
-    second_source_weight: Tensor,
-    second_source_bias: Tensor,
-    second_target_weight: Tensor,
-    second_target_bias: Tensor,
-    edges: EdgeLayout,
-    d: int,
-    q: int,
-) -> None:
-    h = second_source_weight.shape[-1]
+def _check_tables(tables: Tables, second: Layers, edges: EdgeLayout, d: int, q: int) -> None:
+    h = second.source_weight.shape[-1]
     m, n, e, c = edges.num_sources, edges.num_targets, edges.num_edges, d * q
-    for name, tensor, shape in (
-        ("source_hidden", source_hidden, (m, 2 * h)),
-        ("target_hidden", target_hidden, (n, 2 * h)),
-        ("edge_hidden", edge_hidden, (e, 2 * h)),
-        ("source_values", source_values, (m, c)),
-        ("own_values", own_values, (n, c)),
-        ("second_source_weight", second_source_weight, (d * d, h)),
-        ("second_source_bias", second_source_bias, (d * d,)),
-        ("second_target_weight", second_target_weight, (d * d, h)),
-        ("second_target_bias", second_target_bias, (d * d,)),
+    like = tables.own_values
+    for name, shape in (
+        ("source_hidden", (m, 2 * h)),
+        ("target_hidden", (n, 2 * h)),
+        ("edge_hidden", (e, 2 * h)),
+        ("source_values", (m, c)),
+        ("own_values", (n, c)),
     ):
-        if tensor is not None:
-            _check(name, tensor, shape, own_values)
+        _check(name, getattr(tables, name), shape, like)
+    _check_layers("second", second, d * d, h, like)
 
 
-def _check(name: str, tensor: Tensor, shape: tuple[int, ...], like: Tensor) -> None:
+def _check_layers(name: str, layers: Layers, rows: int, inputs: int, like: Tensor) -> None:
+    for part, tensor in layers._asdict().items():
+        _check(f"{name} {part}", tensor, (rows, inputs) if part.endswith("weight") else (rows,), like)
+
+
+def _check(name: str, tensor: Tensor | None, shape: tuple[int, ...], like: Tensor) -> None:
+    if tensor is None:
+        return
     if tensor.shape != shape:
         raise InputError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
     if tensor.dtype != like.dtype or tensor.device != like.device:
@@ -179,15 +174,24 @@ class _Native:
 
     def __init__(self, dtype: torch.dtype) -> None:
         module: Any = native_module()
+        self.dtype = dtype
         suffix = "float" if dtype == torch.float32 else "double"
         self.edge_forward = getattr(module, f"edge_forward_{suffix}")
         self.edge_backward = getattr(module, f"edge_backward_{suffix}")
         self.step_forward = getattr(module, f"step_forward_{suffix}")
         self.step_backward = getattr(module, f"step_backward_{suffix}")
         self.lanes: int = getattr(module, f"lanes_{suffix}")()
+        self.advise = module.advise
 
     def padded(self, width: int) -> int:
         return -(-width // self.lanes) * self.lanes
+
+    def empty(self, *shape: int) -> Tensor:
+        """An uninitialised tensor; a large one asks for huge pages before it is first written."""
+        tensor = torch.empty(shape, dtype=self.dtype)
+        if tensor.nbytes >= ADVISE_BYTES:
+            self.advise(tensor)
+        return tensor
 
     def edge_table(self, edge_hidden: Tensor | None, h: int) -> Tensor | None:
         return None if edge_hidden is None else _pad(edge_hidden, 2, self.padded(h))
@@ -214,82 +218,56 @@ class _Propagate(torch.autograd.Function):
     """The native edge pass; saves its arguments, keeps nothing of size e, recomputes in backward."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        source_hidden: Tensor,
-        target_hidden: Tensor,
-        edge_hidden: Tensor | None,
-        source_values: Tensor,
-        own_values: Tensor,
-        second_source_weight: Tensor,
-        second_source_bias: Tensor,
-        second_target_weight: Tensor,
-        second_target_bias: Tensor,
-        edges: EdgeLayout,
-        d: int,
-        q: int,
-    ) -> Tensor:
-        tensors = (
-            source_hidden,
-            target_hidden,
-            edge_hidden,
-            source_values,
-            own_values,
-            second_source_weight,
-            second_source_bias,
-            second_target_weight,
-            second_target_bias,
-        )
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        *tensors, edges, d, q = arguments  # of Tables, then of Layers
         ctx.save_for_backward(*tensors)
         ctx.edges, ctx.d, ctx.q = edges, d, q
-        native = _Native(own_values.dtype)
-        out = own_values.new_empty(edges.num_targets, d * native.padded(q))
+        native = _Native(tensors[4].dtype)
+        out = native.empty(edges.num_targets, d * native.padded(q))
         native.edge_forward(*_edge_arguments(native, tensors, edges, d, q), out, torch.get_num_threads())
         return _cut(out, d, q)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        tensors, edges, d, q = ctx.saved_tensors, ctx.edges, ctx.d, ctx.q
         native = _Native(grad.dtype)
-        gradients = _edge_backward(native, tensors, edges, d, q, _pad(grad, d, native.padded(q)))
+        gradients = _edge_backward(native, ctx.saved_tensors, ctx.edges, ctx.d, ctx.q, _pad(grad, ctx.d, native.padded(ctx.q)))
         return (*gradients, None, None, None)
 
 
 def _edge_arguments(native: _Native, tensors: Any, edges: EdgeLayout, d: int, q: int) -> tuple[Any, ...]:
-    source_hidden, target_hidden, edge_hidden, source_values, own_values, *second = tensors
-    hidden, channels = native.padded(second[0].shape[1]), native.padded(q)
+    tables, second = Tables(*tensors[:5]), Layers(*tensors[5:])
+    h = second.source_weight.shape[1]
+    hidden, channels = native.padded(h), native.padded(q)
     return (
         edges.native,
         d,
         channels,
         hidden,
-        _pad(source_hidden, 2, hidden),
-        _pad(target_hidden, 2, hidden),
-        native.edge_table(edge_hidden, second[0].shape[1]),
-        _pad(source_values, d, channels),
-        _pad(own_values, d, channels),
-        _pad(second[0], 1, hidden).contiguous(),
-        second[1].detach().contiguous(),
-        _pad(second[2], 1, hidden).contiguous(),
-        second[3].detach().contiguous(),
+        _pad(tables.source_hidden, 2, hidden),
+        _pad(tables.target_hidden, 2, hidden),
+        native.edge_table(tables.edge_hidden, h),
+        _pad(tables.source_values, d, channels),
+        _pad(tables.own_values, d, channels),
+        _pad(second.source_weight, 1, hidden).contiguous(),
+        second.source_bias.detach().contiguous(),
+        _pad(second.target_weight, 1, hidden).contiguous(),
+        second.target_bias.detach().contiguous(),
     )
 
 
-def _edge_backward(
-    native: _Native, tensors: Any, edges: EdgeLayout, d: int, q: int, grad: Tensor
-) -> tuple[Tensor | None, ...]:
+def _edge_backward(native: _Native, tensors: Any, edges: EdgeLayout, d: int, q: int, grad: Tensor) -> tuple[Tensor | None, ...]:
     """Gradients of the nine tensors of :func:`sheaf_propagate`."""
     h = tensors[5].shape[1]
     hidden, channels = native.padded(h), native.padded(q)
     width = d * channels
     threads = torch.get_num_threads()
     m, n, e = edges.num_sources, edges.num_targets, edges.num_edges
-    source_grad = grad.new_empty(m + edges.native.ghosts(threads), 2 * hidden + width)
-    target_hidden_grad = grad.new_empty(n, 2 * hidden)
-    own_values_grad = grad.new_empty(n, width)
-    edge_hidden_grad = None if tensors[2] is None else grad.new_empty(e, 2 * hidden)
-    parameter_grad = grad.new_empty(2 * d * d * (hidden + 1))
+    source_grad = native.empty(m + edges.native.ghosts(threads), 2 * hidden + width)
+    target_hidden_grad = native.empty(n, 2 * hidden)
+    own_values_grad = native.empty(n, width)
+    edge_hidden_grad = None if tensors[2] is None else native.empty(e, 2 * hidden)
+    parameter_grad = native.empty(2 * d * d * (hidden + 1))
     native.edge_backward(
         *_edge_arguments(native, tensors, edges, d, q),
         grad,
@@ -318,288 +296,118 @@ def _edge_backward(
 # ---------------------------------------------------------------------- the whole step
 
 
-def sheaf_step(
-    state: Tensor,
-    drive: Tensor,
-    first_source_weight: Tensor,
-    first_source_bias: Tensor,
-    first_target_weight: Tensor,
-    first_target_bias: Tensor,
-    second_source_weight: Tensor,
-    second_source_bias: Tensor,
-    second_target_weight: Tensor,
-    second_target_bias: Tensor,
-    stalk_mixing: Tensor,
-    channel_mixing: Tensor,
-    edge_hidden: Tensor | None,
-    shift: float,
-    norm_order: float,
-    pre_norm: bool,
-    edges: EdgeLayout,
-    d: int,
-    q: int,
-) -> Tensor:
+def sheaf_step(state: Tensor, drive: Tensor, weights: StepWeights, edge_hidden: Tensor | None, options: StepOptions) -> Tensor:
     """T(H) = tanh(P_{F(Z)} Y) + beta + B, with Z the row-normalised state and Y_v = W_1 H_v W_2; (n, c) -> (n, c).
 
     Args:
         state: (n, c) H, c = d*q, each row d stalk coordinates of q channels.
         drive: (n, c) B.
-        first_source_weight: (h, 2c + d_e) first layer of the source maps: source state, target state, edge features. Columns
-            from 2c on are not read here (``edge_hidden`` carries their product) and get a zero gradient.
-        first_source_bias: (h,).
-        first_target_weight: (h, 2c + d_e) first layer of the target maps.
-        first_target_bias: (h,).
-        second_source_weight: (d*d, h), with its bias (d*d,).
-        second_source_bias: see above.
-        second_target_weight: (d*d, h), with its bias (d*d,).
-        second_target_bias: see above.
-        stalk_mixing: (d, d) W_1.
-        channel_mixing: (q, q) W_2.
+        weights: the parameters.
         edge_hidden: (e, 2h) product of the edge features with the first layers, or None.
-        shift: beta.
-        norm_order: p of the row normalisation; the native step is used for p = 2.
-        pre_norm: normalise the rows of the state before the generators.
-        edges: the layout of a whole graph (as many sources as targets).
-        d: stalk dimension.
-        q: channels.
+        options: the rest.
     """
-    arguments = (
-        state,
-        drive,
-        first_source_weight,
-        first_source_bias,
-        first_target_weight,
-        first_target_bias,
-        second_source_weight,
-        second_source_bias,
-        second_target_weight,
-        second_target_bias,
-        stalk_mixing,
-        channel_mixing,
-        edge_hidden,
-    )
-    options = (shift, norm_order, pre_norm, edges, d, q)
-    _check_step(*arguments, edges, d, q)
-    if native_serves(state) and d <= LARGEST_NATIVE_STALK:
-        if norm_order == 2 or not pre_norm:
-            return _Step.apply(*arguments, *options)
-        return _step(sheaf_propagate, *arguments, *options)
-    return sheaf_step_reference(*arguments, *options)
+    _check_step(state, drive, weights, edge_hidden, options)
+    if native_serves(state) and options.d <= LARGEST_NATIVE_STALK:
+        if options.norm_order == 2 or not options.pre_norm:
+            return _Step.apply(state, drive, *weights.flat, edge_hidden, options)
+        return _step(sheaf_propagate, state, drive, weights, edge_hidden, options)
+    return sheaf_step_reference(state, drive, weights, edge_hidden, options)
 
 
 def sheaf_step_reference(
-    state: Tensor,
-    drive: Tensor,
-    first_source_weight: Tensor,
-    first_source_bias: Tensor,
-    first_target_weight: Tensor,
-    first_target_bias: Tensor,
-    second_source_weight: Tensor,
-    second_source_bias: Tensor,
-    second_target_weight: Tensor,
-    second_target_bias: Tensor,
-    stalk_mixing: Tensor,
-    channel_mixing: Tensor,
-    edge_hidden: Tensor | None,
-    shift: float,
-    norm_order: float,
-    pre_norm: bool,
-    edges: EdgeLayout,
-    d: int,
-    q: int,
+    state: Tensor, drive: Tensor, weights: StepWeights, edge_hidden: Tensor | None, options: StepOptions
 ) -> Tensor:
     """:func:`sheaf_step` in plain PyTorch, on any device and differentiable any number of times."""
-    return _step(
-        sheaf_propagate_reference,
-        state,
-        drive,
-        first_source_weight,
-        first_source_bias,
-        first_target_weight,
-        first_target_bias,
-        second_source_weight,
-        second_source_bias,
-        second_target_weight,
-        second_target_bias,
-        stalk_mixing,
-        channel_mixing,
-        edge_hidden,
-        shift,
-        norm_order,
-        pre_norm,
-        edges,
-        d,
-        q,
-    )
+    return _step(sheaf_propagate_reference, state, drive, weights, edge_hidden, options)
 
 
 def _step(
-    propagate: Any,
-    state: Tensor,
-    drive: Tensor,
-    first_source_weight: Tensor,
-    first_source_bias: Tensor,
-    first_target_weight: Tensor,
-    first_target_bias: Tensor,
-    second_source_weight: Tensor,
-    second_source_bias: Tensor,
-    second_target_weight: Tensor,
-    second_target_bias: Tensor,
-    stalk_mixing: Tensor,
-    channel_mixing: Tensor,
-    edge_hidden: Tensor | None,
-    shift: float,
-    norm_order: float,
-    pre_norm: bool,
-    edges: EdgeLayout,
-    d: int,
-    q: int,
+    propagate: Any, state: Tensor, drive: Tensor, weights: StepWeights, edge_hidden: Tensor | None, options: StepOptions
 ) -> Tensor:
     """The step around either propagation."""
+    d, q = options.d, options.q
     c = d * q
     rows = state.view(-1, d, q)
     normalised = state
-    if pre_norm:
-        norm = torch.linalg.vector_norm(rows, ord=norm_order, dim=-1, keepdim=True)
+    if options.pre_norm:
+        norm = torch.linalg.vector_norm(rows, ord=options.norm_order, dim=-1, keepdim=True)
         normalised = (rows / norm.clamp(min=NORM_FLOOR)).view_as(state)
-    first = torch.cat([first_source_weight, first_target_weight])
-    values = (stalk_mixing @ rows @ channel_mixing).view_as(state)
-    propagated = propagate(
-        normalised @ first[:, :c].T,
-        functional.linear(normalised, first[:, c : 2 * c], torch.cat([first_source_bias, first_target_bias])),
-        edge_hidden,
-        values,
-        values,
-        second_source_weight,
-        second_source_bias,
-        second_target_weight,
-        second_target_bias,
-        edges,
-        d,
-        q,
+    first = torch.cat([weights.first.source_weight, weights.first.target_weight])
+    bias = torch.cat([weights.first.source_bias, weights.first.target_bias])
+    values = (weights.stalk_mixing @ rows @ weights.channel_mixing).view_as(state)
+    tables = Tables(
+        normalised @ first[:, :c].T, functional.linear(normalised, first[:, c : 2 * c], bias), edge_hidden, values, values
     )
-    return torch.tanh(propagated) + shift + drive
+    return torch.tanh(propagate(tables, weights.second, options.edges, d, q)) + options.shift + drive
 
 
 def _check_step(
-    state: Tensor,
-    drive: Tensor,
-    first_source_weight: Tensor,
-    first_source_bias: Tensor,
-    first_target_weight: Tensor,
-    first_target_bias: Tensor,
-    second_source_weight: Tensor,
-    second_source_bias: Tensor,
-    second_target_weight: Tensor,
-    second_target_bias: Tensor,
-    stalk_mixing: Tensor,
-    channel_mixing: Tensor,
-    edge_hidden: Tensor | None,
-    edges: EdgeLayout,
-    d: int,
-    q: int,
+    state: Tensor, drive: Tensor, weights: StepWeights, edge_hidden: Tensor | None, options: StepOptions
 ) -> None:
+    edges, d, q = options.edges, options.d, options.q
     n, c = edges.num_targets, d * q
-    h, inputs = first_source_weight.shape
+    h, inputs = weights.first.source_weight.shape
     if edges.num_sources != n:
         raise InputError(f"a step needs as many sources as targets, got {edges.num_sources} and {n}")
     if inputs < 2 * c:
-        raise InputError(f"first_source_weight must have at least {2 * c} columns, got {inputs}")
+        raise InputError(f"first source_weight must have at least {2 * c} columns, got {inputs}")
     for name, tensor, shape in (
         ("state", state, (n, c)),
         ("drive", drive, (n, c)),
-        ("first_source_bias", first_source_bias, (h,)),
-        ("first_target_weight", first_target_weight, (h, inputs)),
-        ("first_target_bias", first_target_bias, (h,)),
-        ("second_source_weight", second_source_weight, (d * d, h)),
-        ("second_source_bias", second_source_bias, (d * d,)),
-        ("second_target_weight", second_target_weight, (d * d, h)),
-        ("second_target_bias", second_target_bias, (d * d,)),
-        ("stalk_mixing", stalk_mixing, (d, d)),
-        ("channel_mixing", channel_mixing, (q, q)),
+        ("stalk_mixing", weights.stalk_mixing, (d, d)),
+        ("channel_mixing", weights.channel_mixing, (q, q)),
         ("edge_hidden", edge_hidden, (edges.num_edges, 2 * h)),
     ):
-        if tensor is not None:
-            _check(name, tensor, shape, state)
+        _check(name, tensor, shape, state)
+    _check_layers("first", weights.first, h, inputs, state)
+    _check_layers("second", weights.second, d * d, h, state)
 
 
 class _Step(torch.autograd.Function):
     """The whole native step. Saved for backward: the state and the tanh, nothing of size e."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        state: Tensor,
-        drive: Tensor,
-        first_source_weight: Tensor,
-        first_source_bias: Tensor,
-        first_target_weight: Tensor,
-        first_target_bias: Tensor,
-        second_source_weight: Tensor,
-        second_source_bias: Tensor,
-        second_target_weight: Tensor,
-        second_target_bias: Tensor,
-        stalk_mixing: Tensor,
-        channel_mixing: Tensor,
-        edge_hidden: Tensor | None,
-        shift: float,
-        norm_order: float,
-        pre_norm: bool,
-        edges: EdgeLayout,
-        d: int,
-        q: int,
-    ) -> Tensor:
+    def forward(ctx: Any, state: Tensor, drive: Tensor, *arguments: Any) -> Tensor:
+        *parameters, edge_hidden, options = arguments  # of StepWeights.flat
         native = _Native(state.dtype)
-        parameters = (
-            first_source_weight,
-            first_source_bias,
-            first_target_weight,
-            first_target_bias,
-            second_source_weight,
-            second_source_bias,
-            second_target_weight,
-            second_target_bias,
-            stalk_mixing,
-            channel_mixing,
-        )
-        out = torch.empty_like(state, memory_format=torch.contiguous_format)
-        tanh = torch.empty_like(out) if any(ctx.needs_input_grad) else None
+        out = native.empty(*state.shape)
+        tanh = native.empty(*state.shape) if any(ctx.needs_input_grad) else None
         native.step_forward(
-            edges.native,
-            d,
-            q,
-            pre_norm,
-            shift,
+            options.edges.native,
+            options.d,
+            options.q,
+            options.pre_norm,
+            options.shift,
             state.detach().contiguous(),
             drive.detach().contiguous(),
             *(parameter.detach().contiguous() for parameter in parameters),
-            native.edge_table(edge_hidden, len(first_source_bias)),
+            native.edge_table(edge_hidden, len(parameters[1])),
             out,
             tanh,
             torch.get_num_threads(),
         )
         ctx.save_for_backward(state, tanh, *parameters, edge_hidden)
-        ctx.options = (pre_norm, edges, d, q)
+        ctx.options = options
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         state, tanh, *parameters, edge_hidden = ctx.saved_tensors
-        pre_norm, edges, d, q = ctx.options
+        options = ctx.options
         native = _Native(state.dtype)
         h = len(parameters[1])
-        state_grad = torch.empty_like(state, memory_format=torch.contiguous_format)
+        state_grad = native.empty(*state.shape)
         edge_hidden_grad = None
         if edge_hidden is not None and ctx.needs_input_grad[12]:
-            edge_hidden_grad = state.new_empty(len(edge_hidden), 2 * native.padded(h))
+            edge_hidden_grad = native.empty(len(edge_hidden), 2 * native.padded(h))
         sizes = [parameter.numel() for parameter in parameters]
-        parameter_grad = state.new_empty(sum(sizes)) if any(ctx.needs_input_grad[2:12]) else None
+        parameter_grad = native.empty(sum(sizes)) if any(ctx.needs_input_grad[2:12]) else None
         native.step_backward(
-            edges.native,
-            d,
-            q,
-            pre_norm,
+            options.edges.native,
+            options.d,
+            options.q,
+            options.pre_norm,
             state.detach().contiguous(),
             tanh,
             *(parameter.detach().contiguous() for parameter in parameters),
@@ -616,4 +424,4 @@ class _Step(torch.autograd.Function):
             gradients = [part.view_as(parameter) for part, parameter in zip(parts, parameters, strict=True)]
         if edge_hidden_grad is not None:
             edge_hidden_grad = _cut(edge_hidden_grad, 2, h)
-        return (state_grad, grad, *gradients, edge_hidden_grad, *(None,) * 6)
+        return (state_grad, grad, *gradients, edge_hidden_grad, None)

@@ -11,7 +11,7 @@ from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
 from sheafdeq.equilibrium import EquilibriumModel, Readout
 from sheafdeq.errors import InputError
-from sheafdeq.kernels.edge_step import sheaf_propagate, sheaf_step
+from sheafdeq.kernels.edge_step import Layers, StepOptions, StepWeights, Tables, sheaf_propagate, sheaf_step
 from sheafdeq.kernels.layout import EdgeLayout
 from sheafdeq.models.operator import SheafOperator
 from sheafdeq.models.restriction import (
@@ -150,29 +150,11 @@ class SheafDEQ(EquilibriumModel):
 
     def step(self, state: Tensor, context: SheafContext) -> Tensor:
         """T(H) = tanh(P_{F(H)} (I (x) W_1) H W_2) + beta + B."""
-        first_source, second_source = linear_layers(self.source_maps)
-        first_target, second_target = linear_layers(self.target_maps)
-        return sheaf_step(
-            state,
-            context.drive,
-            first_source.weight,
-            first_source.bias,
-            first_target.weight,
-            first_target.bias,
-            second_source.weight,
-            second_source.bias,
-            second_target.weight,
-            second_target.bias,
-            self.stalk_mixing,
-            self.channel_mixing,
-            context.edge_hidden,
-            self.shift,
-            self.norm_order,
-            self.pre_norm,
-            EdgeLayout.of(context.incidence),
-            self.stalk_dim,
-            self.channels,
+        options = StepOptions(
+            self.shift, self.norm_order, self.pre_norm, EdgeLayout.of(context.incidence), self.stalk_dim, self.channels
         )
+        weights = StepWeights(*self._layers(), self.stalk_mixing, self.channel_mixing)
+        return sheaf_step(state, context.drive, weights, context.edge_hidden, options)
 
     def local_step(self, own: Tensor, received: Tensor, context: SheafContext) -> Tensor:
         """The same update with edge k reading the source state ``received[k]``."""
@@ -181,21 +163,15 @@ class SheafDEQ(EquilibriumModel):
     def gathered_step(self, own: Tensor, table: Tensor, index: Tensor, context: SheafContext) -> Tensor:
         """The same update with edge k reading ``table[index[k]]``: the table is projected before it is gathered."""
         first = self._first_layer()
-        (_, second_source), (_, second_target) = linear_layers(self.source_maps), linear_layers(self.target_maps)
-        propagated = sheaf_propagate(
+        tables = Tables(
             self._normalised(table) @ first.source.T,
             self._normalised(own) @ first.target.T + first.bias,
             context.edge_hidden,
             self._values(table).reshape(table.shape),
             self._values(own).reshape(own.shape),
-            second_source.weight,
-            second_source.bias,
-            second_target.weight,
-            second_target.bias,
-            EdgeLayout.of(context.incidence.reading(index, len(table))),
-            self.stalk_dim,
-            self.channels,
         )
+        edges = EdgeLayout.of(context.incidence.reading(index, len(table)))
+        propagated = sheaf_propagate(tables, self._layers()[1], edges, self.stalk_dim, self.channels)
         return torch.tanh(propagated) + self.shift + context.drive
 
     # ------------------------------------------------------------------ the sheaf
@@ -210,6 +186,12 @@ class SheafDEQ(EquilibriumModel):
             self.source_maps, self.target_maps, source_hidden, target_hidden, context.edge_hidden, self.stalk_dim
         )
         return SheafOperator(context.incidence, *maps)
+
+    def _layers(self) -> tuple[Layers, Layers]:
+        """First and second layers of both generators."""
+        pairs = zip(linear_layers(self.source_maps), linear_layers(self.target_maps), strict=True)
+        first, second = (Layers(source.weight, source.bias, target.weight, target.bias) for source, target in pairs)
+        return first, second
 
     def _normalised(self, state: Tensor) -> Tensor:
         return normalise_rows(state, self.stalk_dim, self.channels, self.norm_order) if self.pre_norm else state
