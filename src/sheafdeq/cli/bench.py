@@ -39,14 +39,15 @@ def configure(commands: Any) -> None:
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, no compilation, small graphs only (about a minute)")
     parser.add_argument("--scale", action="store_true", help="also 10^7 edges: a training step on 10^6 nodes (minutes, about 12 GiB)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write bench.json and the figures there")
-    parser.add_argument("--measure", metavar="NAME", help=argparse.SUPPRESS)  # the child process that measures memory
+    parser.add_argument("--measure", metavar="NAME", help=argparse.SUPPRESS)  # the child process that measures memory, or one scale
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure, print, and write."""
     if options.measure:
-        print(json.dumps(_memory_of(options.measure, options.quick)))
+        kind, _, size = options.measure.partition(":")
+        print(json.dumps(_scale_row(int(size)) if kind == "scale" else _memory_of(kind, options.quick)))
         return 0
     result = measure(quick=options.quick, scale=options.scale)
     if options.out:
@@ -103,7 +104,7 @@ def measure(*, quick: bool = False, scale: bool = False) -> dict[str, Any]:
             scaling = pair[1] / pair[threads]
         models = _model_rows(graph, 1 if quick else 2)
         sizes = SCALES[:2] if quick else SCALES[: 4 if scale else 3]
-        growth = [_scale_row(size) for size in sizes] if "native" in seconds else []
+        growth = [_in_child(f"scale:{size}", quick) for size in sizes] if "native" in seconds else []
     finally:
         torch.set_num_threads(before)
     memory: dict[str, int] = {name: _memory_in_child(name, quick) for name in ("pyg", "reference", "native") if name in seconds}
@@ -281,11 +282,17 @@ def _model_rows(graph: Any, repeats: int) -> list[dict[str, Any]]:
 
 
 def _scale_row(edges: int) -> dict[str, Any]:
-    """Time per edge of a training pass on about ``edges`` stored edges: community graphs side by side."""
+    """Time per edge of a training pass on about ``edges`` stored edges: community graphs side by side.
+
+    Runs in a process of its own, so that the peak is that of this row alone (with the interpreter and PyTorch). Every row is
+    warm: some steps forward and backward come first, so that the tables which live with the graph are there.
+    """
+    import torch
+
     from sheafdeq.data.community import community_graph
     from sheafdeq.data.graph import Graph
 
-    _reset_high_water()
+    torch.set_num_threads(1)
     part, _ = community_graph(42, level=7)
     copies = max(1, round(edges / part.num_edges))
     graph = Graph.union([part] * copies)
@@ -293,16 +300,16 @@ def _scale_row(edges: int) -> dict[str, Any]:
     steps = 2 if edges < 10**7 else STEPS
     step = work.step("native")
 
-    def training_pass() -> None:
+    def training_pass(count: int) -> None:
         state = work.state
-        for _ in range(steps):
+        for _ in range(count):
             state = step(state, work.drive)
         work.model.zero_grad(set_to_none=True)
         state.sum().backward()
 
-    training_pass() if edges < 10**7 else step(work.state, work.drive)
+    training_pass(min(steps, 2))
     repeats = max(1, min(20, 2 * 10**6 // edges))
-    seconds = min(_clock(training_pass) for _ in range(repeats))
+    seconds = min(_clock(partial(training_pass, steps)) for _ in range(repeats))
     return {
         "edges": graph.num_edges,
         "nodes": graph.num_nodes,
@@ -318,10 +325,15 @@ def _scale_row(edges: int) -> dict[str, Any]:
 
 def _memory_in_child(name: str, quick: bool) -> int:
     """Peak memory of one training pass beyond what was held before it, in a process of its own."""
+    return int(_in_child(name, quick)["bytes"])
+
+
+def _in_child(name: str, quick: bool) -> dict[str, Any]:
     command = [sys.executable, "-m", "sheafdeq", "bench", "--measure", name, *(["--quick"] if quick else [])]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    return int(json.loads(done.stdout.strip().splitlines()[-1])["bytes"])
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result
 
 
 def _memory_of(name: str, quick: bool) -> dict[str, int]:
