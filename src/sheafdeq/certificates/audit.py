@@ -121,11 +121,12 @@ def draw_problem(number: int, seed: int = 0, only: type | None = None) -> tuple[
         torch.manual_seed(int(torch.randint(0, 2**31 - 1, (1,), generator=generator)))
         model = kinds[choice]().double()
     scale = 10.0 ** (3 * uniform() - 2) if choice == 0 else 10.0 ** (4 * uniform() - 2)
-    constrained = isinstance(model, IGNN | EnergyGNN)
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            if not constrained:
+            if isinstance(model, EnergyGNN):  # its weights are softplus of the parameters: positive whatever is drawn
+                parameter.add_(1.5 * noise)
+            elif not isinstance(model, IGNN):
                 # Xavier has zero biases; the noise moves them too, so that kinks and drives are everywhere.
                 parameter.mul_(scale).add_(0.3 * scale * noise)
         if isinstance(model, SheafDEQ) and uniform() < 0.5:
