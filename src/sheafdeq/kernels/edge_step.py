@@ -45,8 +45,9 @@ NORM_FLOOR = 1e-12
 """Rows of the state are divided by at least this. A generated map of smaller Frobenius norm counts as zero: it does not propagate
 and passes no gradient (all hidden units of an edge can be dead at once; dividing by a floor would then return a gradient of 1e12)."""
 LARGEST_NATIVE_STALK = 16
-ADVISE_BYTES = 8 << 20
-"""Tensors from this size on ask for huge pages: at small ones the system spends longer on page faults than some passes take."""
+ADVISE_BYTES = 32 << 20
+"""Tensors from this size on ask for huge pages. The C library maps them anew every time, and with small pages the system then spends
+longer on page faults than some passes take; smaller ones it keeps and hands out again."""
 
 
 class Layers(NamedTuple):
@@ -192,6 +193,10 @@ class _Native:
         if tensor.nbytes >= ADVISE_BYTES:
             self.advise(tensor)
         return tensor
+
+    def contiguous(self, tensor: Tensor) -> Tensor:
+        """``tensor`` itself, or a copy whose rows lie one after the other."""
+        return tensor if tensor.is_contiguous() else self.empty(*tensor.shape).copy_(tensor)
 
     def edge_table(self, edge_hidden: Tensor | None, h: int) -> Tensor | None:
         return None if edge_hidden is None else _pad(edge_hidden, 2, self.padded(h))
@@ -412,7 +417,7 @@ class _Step(torch.autograd.Function):
             tanh,
             *(parameter.detach().contiguous() for parameter in parameters),
             native.edge_table(edge_hidden, h),
-            grad.contiguous(),
+            native.contiguous(grad),
             state_grad,
             edge_hidden_grad,
             parameter_grad,
