@@ -36,7 +36,7 @@ def test_points_join_what_is_measured_with_what_is_proved():
     sources = [
         diagnosis("a", 0.6, 98.9, [["default"], ["0.001", "1"]]),
         diagnosis("b", 1e-6, 99.1, [["default", "0.001"], ["1"]]),
-        diagnosis("b", 1e-9, 99.1, [["default"]], damping=0.5),  # another iteration: not this figure
+        diagnosis("b", 1e-9, 99.1, [["default"]], damping=0.5, label="SheafDEQ, damped 0.5"),  # a point of its own
         diagnosis("c", None, 50.0, [["default"]]),  # lost to infinity
         certificate("b", "refuted"),
         certificate("e", "certified"),  # no run record, so no score
@@ -44,10 +44,11 @@ def test_points_join_what_is_measured_with_what_is_proved():
     points, used = _frontier_points(sources, TITLE)
     assert [(point.residual, point.score, point.verdict, point.agreeing) for point in points] == [
         (0.6, 98.9, None, (1, 3)),
+        (1e-9, 99.1, "refuted", None),
         (1e-6, 99.1, "refuted", (2, 3)),
     ]
-    assert [point.text for point in points] == ["SheafDEQ a", "SheafDEQ b"]  # the same words would not tell them apart
-    assert [source.path.name for source in used] == ["a.json", "b.json", "b.json"]
+    assert [point.text for point in points] == ["SheafDEQ a", "SheafDEQ, damped 0.5", "SheafDEQ b"]  # told apart
+    assert [source.path.name for source in used] == ["a.json", "b.json", "b.json", "b.json", "b.json"]
     assert _frontier_points(sources, "another task") == ([], [])
 
 

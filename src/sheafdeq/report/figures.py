@@ -551,8 +551,8 @@ def frontier(sources: Sequence[Source], title: str) -> Drawing | None:
         "(float64, one graph)."
     )
     caption = (
-        f"Accuracy against trust, {title}: one point a run, test score against the largest relative residual after the recorded "
-        "number of iterations from the default start (further left: closer to rest). Shape: verdict of the certificate on one test "
+        f"Accuracy against trust, {title}: one point a run (damped iteration of it another), test score against the largest "
+        "relative residual after the recorded number of iterations from the default start (further left: closer to rest). Shape: verdict of the certificate on one test "
         f"graph. In brackets: how many of the starts (scales 1e-3 to 1e3) end in the state of the default start.{hollow}"
     )
     return Drawing(_file_stem("frontier", title), figure, caption, tuple(used))
@@ -588,19 +588,21 @@ def _frontier_points(sources: Sequence[Source], title: str) -> tuple[list[_Point
         for source in sources
         if source.schema == CERTIFICATE and source.payload["task"] == title and source.payload.get("run")
     }
-    diagnosed: dict[str, Source] = {}
+    diagnosed: dict[tuple[str, float], Source] = {}  # damped iteration of a run is a point of its own
     for source in sources:
         payload = source.payload
-        if source.schema != DIAGNOSTICS or payload["task"]["title"] != title or payload.get("damping", 1.0) != 1.0:
+        if source.schema != DIAGNOSTICS or payload["task"]["title"] != title:
             continue
-        before = diagnosed.get(payload["run"])
+        key = (payload["run"], payload.get("damping", 1.0))
+        before = diagnosed.get(key)
         if before is None or before.payload["continued"]["iterations"] < payload["continued"]["iterations"]:
-            diagnosed[payload["run"]] = source
+            diagnosed[key] = source
+    keys = {*diagnosed, *((run, 1.0) for run in certificates if all(run != other for other, _ in diagnosed))}
     points: list[_Point] = []
     used: list[Source] = []
     shown: list[str] = []
-    for run in sorted({*certificates, *diagnosed}, key=lambda run: _frontier_rank(run, certificates, diagnosed)):
-        certificate, diagnosis, record = certificates.get(run), diagnosed.get(run), runs.get(run)
+    for run, damping in sorted(keys, key=lambda key: _frontier_rank(key, certificates, diagnosed)):
+        certificate, diagnosis, record = certificates.get(run), diagnosed.get((run, damping)), runs.get(run)
         penalised = record is not None and _is_penalised(record.run)
         verdict = None if certificate is None else certificate.payload["certificate"]["verdict"]
         if diagnosis is not None:
@@ -630,9 +632,11 @@ def _frontier_points(sources: Sequence[Source], title: str) -> tuple[list[_Point
     return points, used
 
 
-def _frontier_rank(run: str, certificates: dict[str, Source], diagnosed: dict[str, Source]) -> tuple[Any, ...]:
-    name = diagnosed[run].payload["model"]["name"] if run in diagnosed else certificates[run].payload["model"]
-    return (*_rank(name), run)
+def _frontier_rank(
+    key: tuple[str, float], certificates: dict[str, Source], diagnosed: dict[tuple[str, float], Source]
+) -> tuple[Any, ...]:
+    name = diagnosed[key].payload["model"]["name"] if key in diagnosed else certificates[key[0]].payload["model"]
+    return (*_rank(name), key)
 
 
 def _is_penalised(record: RunRecord | None) -> bool:
