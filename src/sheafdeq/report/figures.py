@@ -552,8 +552,9 @@ def frontier(sources: Sequence[Source], title: str) -> Drawing | None:
     )
     caption = (
         f"Accuracy against trust, {title}: one point a run (damped iteration of it another), test score against the largest "
-        "relative residual after the recorded number of iterations from the default start (further left: closer to rest). Shape: verdict of the certificate on one test "
-        f"graph. In brackets: how many of the starts (scales 1e-3 to 1e3) end in the state of the default start.{hollow}"
+        "relative residual after the recorded number of iterations from the default start (further left: closer to rest). "
+        "Shape: verdict of the certificate on one test graph. In brackets: how many of the starts (scales 1e-3 to 1e3) end in "
+        f"the state of the default start.{hollow}"
     )
     return Drawing(_file_stem("frontier", title), figure, caption, tuple(used))
 
