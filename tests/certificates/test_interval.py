@@ -89,3 +89,13 @@ def test_intersection_and_hull():
 def test_division_by_zero_is_refused():
     with pytest.raises(ZeroDivisionError):
         Interval.point(torch.ones(1).double()).divide_by_positive(Interval(torch.zeros(1).double(), torch.ones(1).double()))
+
+
+def test_division_between_a_tiny_and_a_large_number():
+    one = Interval.point(torch.ones(1, dtype=torch.float64))
+    tiny, large = torch.tensor([5e-13], dtype=torch.float64), torch.tensor([1e5], dtype=torch.float64)
+    quotient = one.divide_between(tiny, large)
+    assert float(quotient.upper) >= 2e12
+    assert float(quotient.lower) <= 1e-5
+    with pytest.raises(ZeroDivisionError):
+        one.divide_between(torch.zeros(1, dtype=torch.float64), large)

@@ -137,12 +137,19 @@ class Interval:
 
     def divide_by_positive(self, other: Interval) -> Interval:
         """Entrywise quotient; ``other`` must be above zero."""
-        c, d = other.lower, other.upper
-        if not bool((c > 0).all()):
+        return self.divide_between(other.lower, other.upper)
+
+    def divide_between(self, lower: Tensor, upper: Tensor) -> Interval:
+        """Entrywise quotient by numbers between two positive ends.
+
+        Taken by its ends because an interval from a tiny to a large number has, as midpoint and radius, a lower end that rounds to
+        zero.
+        """
+        if not bool((lower > 0).all()):
             raise ZeroDivisionError("interval division by an interval that is not above zero")
         a, b = self.lower, self.upper
-        low = torch.minimum(a / c, a / d)
-        high = torch.maximum(b / c, b / d)
+        low = torch.minimum(a / lower, a / upper)
+        high = torch.maximum(b / lower, b / upper)
         return Interval.between(_down(low), _up(high))
 
     def square(self) -> Interval:

@@ -544,6 +544,6 @@ def _projection(raw: Interval, unit: Interval) -> Interval:
         torch.where(diagonal, torch.diag_embed(squares.radius), outer.radius),
     )
     norm = _norm(raw)
-    guarded = Interval.between(norm.lower.clamp(min=0.5 * MAP_GUARD), norm.upper.clamp(min=MAP_GUARD)).view(-1, 1, 1)
+    least, most = norm.lower.clamp(min=0.5 * MAP_GUARD).view(-1, 1, 1), norm.upper.clamp(min=MAP_GUARD).view(-1, 1, 1)
     silent = _silent(raw).unsqueeze(2)
-    return (eye - outer).divide_by_positive(guarded).map(lambda t: t.masked_fill(silent, 0.0))
+    return (eye - outer).divide_between(least, most).map(lambda t: t.masked_fill(silent, 0.0))
