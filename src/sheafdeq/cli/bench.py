@@ -469,6 +469,6 @@ def _draw(result: dict[str, Any], folder: Path) -> None:
         axes.set_xscale("log")
         axes.set_ylim(bottom=0)
         axes.set_xlabel("stored edges")
-        axes.set_ylabel("ns per edge and step, forward + backward")
+        axes.set_ylabel("ns per edge and step")
         figure.savefig(folder / "bench_scale.png", dpi=150)
         pyplot.close(figure)
