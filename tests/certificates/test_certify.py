@@ -266,3 +266,15 @@ def test_the_audit_catches_a_rate_that_is_slightly_too_small():
     certificate = certify(model, graph)
     assert check_certificate(certificate, model, graph)[1] is None
     assert check_certificate(replace(certificate, rate=0.9 * certificate.rate), model, graph)[1] is not None
+
+
+def test_the_audit_tells_rounding_of_large_states_from_a_wrong_rate():
+    graph = Graph.build(1e5 * torch.randn(6, 2, dtype=torch.float64), torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 5]]))
+    torch.manual_seed(0)
+    model = APPNP(2, 2, width=3, alpha=0.9).double().eval()
+    certificate = certify(model, graph)
+    assert certificate.verdict is Verdict.CERTIFIED
+    for seed in range(20):
+        assert check_certificate(certificate, model, graph, seed=seed)[1] is None
+    smaller = dataclasses.replace(certificate, rate=0.99 * certificate.rate)
+    assert any(check_certificate(smaller, model, graph, seed=seed)[1] is not None for seed in range(20))
