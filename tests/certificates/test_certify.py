@@ -1,6 +1,7 @@
 """Verdicts: the counterexample family, every rule, users' rules, and the audit that must catch a wrong one."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -276,5 +277,5 @@ def test_the_audit_tells_rounding_of_large_states_from_a_wrong_rate():
     assert certificate.verdict is Verdict.CERTIFIED
     for seed in range(20):
         assert check_certificate(certificate, model, graph, seed=seed)[1] is None
-    smaller = dataclasses.replace(certificate, rate=0.99 * certificate.rate)
+    smaller = replace(certificate, rate=0.99 * certificate.rate)
     assert any(check_certificate(smaller, model, graph, seed=seed)[1] is not None for seed in range(20))
