@@ -75,6 +75,8 @@ def test_a_table_over_all_runs_is_resumable(store, capsys, tmp_path):
     assert before[records[1]] == records[1].stat().st_mtime_ns
     assert (tmp_path / "certificates.md").read_text().count("\n|") == 4
 
+    assert main([*command, "--effort", "quick"]) == 0  # less effort: what there is will do
+    assert capsys.readouterr().err.count("reused") == 2
     assert main([*command, "--seed", "5"]) == 0  # other options: nothing is reused
     assert "reused" not in capsys.readouterr().err
     assert main([*command, "--seed", "5", "--fresh", "--json"]) == 0

@@ -222,19 +222,23 @@ def _table(options: Any) -> int:
 
 
 def _finished(folder: Path, options: Any) -> dict[str, dict[str, Any]]:
-    """Run id -> certificate record of the same sources and options; altered records are ignored and made again."""
+    """Run id -> certificate record of the same sources and options, and no less effort; altered records are made again."""
+    from sheafdeq.certificates import EFFORTS
     from sheafdeq.errors import RecordError
     from sheafdeq.records import read_sealed
 
     part = options.split if options.graph == "all" else f"{options.split}[{options.graph}]"
-    wanted = {"schema": SCHEMA, "code": rules_digest(), "effort": options.effort, "part": part, "starts_seed": options.seed}
+    enough = list(EFFORTS)[list(EFFORTS).index(options.effort) :]  # in ascending order: a greater effort will do
+    wanted = {"schema": SCHEMA, "code": rules_digest(), "part": part, "starts_seed": options.seed}
     found = {}
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
         try:
             payload = read_sealed(path)
         except RecordError:
             continue
-        if isinstance(payload, dict) and all(payload.get(key) == value for key, value in wanted.items()) and payload.get("run"):
+        if not isinstance(payload, dict) or not payload.get("run") or payload.get("effort") not in enough:
+            continue
+        if all(payload.get(key) == value for key, value in wanted.items()):
             found[payload["run"]] = payload
     return found
 
