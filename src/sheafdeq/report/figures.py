@@ -163,12 +163,16 @@ def _labelled(group: Sequence[Source]) -> list[tuple[Source, str, Look]]:
     """Each record with its legend text and look; several records of one model keep its colour and are told apart by line."""
     counts: dict[str, int] = defaultdict(int)
     names = [source.payload["model"]["name"] for source in group]
-    result = []
+    texts = []
     for source, name in zip(group, names, strict=True):
         text = source.payload.get("label") or source.payload["model"]["title"]
         if names.count(name) > 1 and not source.payload.get("label"):
             text += f", seed {source.payload['seed']}"
-        result.append((source, text, look_of(name, counts[name])))
+        texts.append(text)
+    result = []
+    for source, name, text in zip(group, names, texts, strict=True):
+        several = texts.count(text) > 1 and source.payload.get("run")
+        result.append((source, f"{text} ({source.payload['run'][:8]})" if several else text, look_of(name, counts[name])))
         counts[name] += 1
     return result
 
@@ -283,14 +287,17 @@ def settling(group: Sequence[Source], title: str) -> Drawing:
 
     shown = _labelled(group)
     figure, grid = plt.subplots(len(shown), 1, figsize=(7.2, 1.1 + 1.1 * len(shown)), squeeze=False, sharex=True)
-    never_at = 1.06 * max(source.payload["continued"]["iterations"] for source, _, _ in shown)
+    never_at = 1.6 * max(source.payload["continued"]["iterations"] for source, _, _ in shown)
     for axis, (source, label, look) in zip(grid.flat, shown, strict=True):
         result = source.payload["continued"]["trajectories"][0]["settling"]
         nodes = sum(result["counts"]) + result["unsettled"]
         share = [100 * count / max(nodes, 1) for count in result["counts"]]
-        axis.bar(range(len(share)), share, width=1.0, color=look.colour, edgecolor=look.colour)
+        # runs of different lengths share the axis: logarithmic, so that a node at rest from the start counts as settled at 1
+        bins = [sum(share[:2]), *share[2:]]
+        axis.stairs(bins, [k + 0.5 for k in range(len(bins) + 1)], fill=True, color=look.colour)
         never = 100 * result["unsettled"] / max(nodes, 1)
-        axis.bar([never_at], [never], width=2.5, color="white", edgecolor=look.colour, hatch="////")
+        axis.bar([never_at], [never], width=0.3 * never_at, color="white", edgecolor=look.colour, hatch="////")
+        axis.set_xscale("log")
         middle = "more than half never" if result["median"] is None else f"median {result['median']}"
         axis.set_title(f"{label}: {middle}", loc="left", fontsize=8)
         axis.set_ylabel("nodes (%)")
