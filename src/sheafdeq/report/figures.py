@@ -605,7 +605,8 @@ def _frontier_points(sources: Sequence[Source], title: str) -> tuple[list[_Point
         before = diagnosed.get(key)
         if before is None or before.payload["continued"]["iterations"] < payload["continued"]["iterations"]:
             diagnosed[key] = source
-    keys = {*diagnosed, *((run, 1.0) for run in certificates if all(run != other for other, _ in diagnosed))}
+    # A certificate's own iteration (float64, one graph) is not comparable: it stands in only where nothing else was measured.
+    keys = set(diagnosed) or {(run, 1.0) for run in certificates}
     points: list[_Point] = []
     used: list[Source] = []
     shown: list[str] = []
