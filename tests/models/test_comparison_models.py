@@ -23,6 +23,7 @@ from sheafdeq.models.minimise import Blocks, conjugate_gradients, minimise
 from sheafdeq.models.neural_sheaf_diffusion import NeuralSheafDiffusion, SheafLayer, householder, inverse_square_root
 from sheafdeq.models.propagation import pattern_of
 from sheafdeq.models.spectrum import spectrum_of
+from sheafdeq.registry import Shape, build_model
 from sheafdeq.solvers import Picard, Status
 
 
@@ -454,3 +455,14 @@ def test_inverse_square_root_and_its_gradient() -> None:
     equal = torch.eye(3, dtype=torch.float64).expand(2, 3, 3).clone().requires_grad_()
     inverse_square_root(equal).sum().backward()
     assert torch.isfinite(equal.grad).all()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["graph-attn-deq", "loop-transformer", "ignn", "appnp"])
+def test_a_node_without_neighbours_can_update_alone(name):
+    graph = Graph.build(torch.randn(3, 2), torch.zeros(2, 0, dtype=torch.long))
+    torch.manual_seed(0)
+    model = build_model(name, Shape(2, 3, None, 2, 3, 4)).eval()
+    with torch.no_grad():
+        context = model.prepare(graph)
+        state = model.initial_state(context)
+        torch.testing.assert_close(model.local_step(state, state[:0], context), model.step(state, context))

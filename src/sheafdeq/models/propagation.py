@@ -322,12 +322,12 @@ def softmax_aggregate(
 
 def split_heads(values: Tensor, heads: int) -> Tensor:
     """(n, M*w) -> (M, n, w)."""
-    return values.view(values.shape[0], heads, -1).transpose(0, 1)
+    return values.view(len(values), heads, values.shape[1] // heads).transpose(0, 1)
 
 
 def join_heads(values: Tensor) -> Tensor:
     """(M, n, w) -> (n, M*w)."""
-    return values.transpose(0, 1).reshape(values.shape[1], -1)
+    return values.transpose(0, 1).reshape(values.shape[1], values.shape[0] * values.shape[2])
 
 
 def checked_positive(**sizes: Any) -> None:
