@@ -11,7 +11,10 @@ from sheafdeq.errors import InputError, SheafDEQError, UsageError
 
 SCHEMA = "sheafdeq.certificate/1"
 TABLE = "certificates.md"
-COLUMNS = ("model", "task", "seed", "run", "verdict", "rate", "metric", "Perron root of |J|", "spectral radius", "residual", "seconds")
+COLUMNS = (
+    "model", "task", "seed", "run", "verdict", "rate", "metric", "Perron root of |J|, upper bound", "spectral radius", "residual",
+    "seconds",
+)  # fmt: skip
 
 
 def configure(commands: Any) -> None:
