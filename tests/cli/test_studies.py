@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from sheafdeq.cli import main
 from sheafdeq.cli.subject import choose, load_subject, one_graph
+from sheafdeq.data import load_task
 from sheafdeq.errors import UsageError
 from sheafdeq.records import read_record, read_sealed
 from sheafdeq.report.figures import draw_all, read_sources, write_drawings
@@ -129,4 +131,15 @@ def test_one_graph_is_cut_out_exactly(store: Path) -> None:
     assert second.split.graph.num_nodes == 30
     assert (both[30:] - alone).abs().max() < 1e-6
     with pytest.raises(UsageError, match="0 to 1"):
-        one_graph(whole.split, "2")
+        one_graph(whole.split, whole.task.objective, "2")
+
+
+def test_one_graph_of_a_task_with_edge_targets_keeps_its_own_distances() -> None:
+    task = load_task("coordinates", graphs=20)
+    part = one_graph(task.test, task.objective, "1")
+    positions = torch.rand(part.graph.num_nodes, 2, generator=torch.Generator().manual_seed(0))
+    source, target = part.graph.edge_index
+    lengths = (positions[source] - positions[target]).norm(dim=1)
+    assert (part.graph.num_graphs, part.graph.num_nodes) == (1, 20)
+    assert torch.equal(part.target, part.graph.edge_attr[:, 0])
+    torch.testing.assert_close(task.objective.loss(positions, part), (lengths - part.target).square().mean())

@@ -116,7 +116,7 @@ def _load(name: str, options: Any) -> tuple[Any, Any, dict[str, Any]]:
     task = load_task(options.task, level=options.level)
     split, part = task.splits[options.split], options.split
     if options.graph != "all":
-        split, part = one_graph(split, options.graph), f"{options.split}[{options.graph}]"
+        split, part = one_graph(split, task.objective, options.graph), f"{options.split}[{options.graph}]"
     if path.exists():
         model: Any = load_model(path)
         title = f"checkpoint {path.name}"

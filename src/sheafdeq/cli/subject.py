@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from sheafdeq.data import Split, Task
+    from sheafdeq.data.objective import Objective
     from sheafdeq.equilibrium import GraphModel
     from sheafdeq.records import RunRecord
 
@@ -131,27 +132,18 @@ def load_subject(
     model, task = model.to(dtype), task.to(dtype)
     part, where = task.splits[split], split
     if graph != "all":
-        part, where = one_graph(part, graph), f"{split}[{graph}]"
+        part, where = one_graph(part, task.objective, graph), f"{split}[{graph}]"
     return Subject(path, record, model.eval(), task, part, where, label)
 
 
-def one_graph(split: Split, number: str) -> Split:
-    """One graph of a split; node targets and masks are cut along with it."""
-    from sheafdeq.data import Split as NewSplit
-    from sheafdeq.data.graph import Graph
+def one_graph(split: Split, objective: Objective, number: str) -> Split:
+    """One graph of a split; targets and masks are cut along with it."""
+    from sheafdeq.training.parts import cut
 
-    graph = split.graph
-    if not number.isdecimal() or int(number) >= graph.num_graphs:
-        raise UsageError(f"--graph must be 'all' or a number from 0 to {graph.num_graphs - 1}, got {number!r}")
-    if graph.num_graphs == 1:
-        return split
-    if split.target.shape[0] != graph.num_nodes:
-        raise UsageError("the targets of this task are not one for each node, so one graph cannot be cut out: use --graph all")
-    nodes = (graph.graph_ids == int(number)).nonzero().flatten()
-    first, count = int(nodes[0]), len(nodes)
-    edges = (graph.target >= first) & (graph.target < first + count)
-    piece = Graph(graph.x[nodes], graph.edge_index[:, edges] - first, None if graph.edge_attr is None else graph.edge_attr[edges])
-    return NewSplit(piece, split.target[nodes], None if split.mask is None else split.mask[nodes])
+    count = split.graph.num_graphs
+    if not number.isdecimal() or int(number) >= count:
+        raise UsageError(f"--graph must be 'all' or a number from 0 to {count - 1}, got {number!r}")
+    return split if count == 1 else cut(split, objective, (int(number), int(number) + 1))[0]
 
 
 def _expand(path: Path, threshold: float, level: int | None) -> list[Path]:
