@@ -10,8 +10,9 @@ from torch.nn import functional
 
 from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
-from sheafdeq.equilibrium import EquilibriumModel, Readout
+from sheafdeq.equilibrium import Readout
 from sheafdeq.errors import InputError
+from sheafdeq.models.gathering import GatheringModel
 from sheafdeq.models.initialise import xavier
 from sheafdeq.models.propagation import Pattern, checked_dropout, checked_positive, gcn_weights, pattern_of, propagate
 from sheafdeq.recurrence import Incidence, edge_field, node_field
@@ -31,7 +32,7 @@ class AppnpContext:
     edge_weight: Tensor = edge_field()  # (e,)
 
 
-class APPNP(EquilibriumModel):
+class APPNP(GatheringModel):
     r"""Predict with a perceptron, then propagate with teleport weight alpha.
 
     .. math::
@@ -98,19 +99,8 @@ class APPNP(EquilibriumModel):
         """H0."""
         return context.drive
 
-    def step(self, state: Tensor, context: AppnpContext) -> Tensor:
-        """One propagation."""
-        return self._update(state, state, context.pattern, context)
-
-    def local_step(self, own: Tensor, received: Tensor, context: AppnpContext) -> Tensor:
-        """The same with edge k reading ``received[k]``."""
-        return self.gathered_step(own, received, torch.arange(len(received), device=own.device), context)
-
-    def gathered_step(self, own: Tensor, table: Tensor, index: Tensor, context: AppnpContext) -> Tensor:
-        """The same with edge k reading ``table[index[k]]``."""
-        return self._update(own, table, Pattern(context.incidence.pointer, index, len(table)), context)
-
-    def _update(self, own: Tensor, table: Tensor, pattern: Pattern, context: AppnpContext) -> Tensor:
+    def update(self, own: Tensor, table: Tensor, pattern: Pattern, context: AppnpContext) -> Tensor:
+        """One propagation, mixed with the drive."""
         mean = propagate(context.edge_weight, context.own_weight, own, table, pattern)
         mixed = torch.lerp(mean, context.drive, self.alpha)
         return mixed if self.shift is None else mixed.tanh() + self.shift

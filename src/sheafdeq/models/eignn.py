@@ -12,9 +12,9 @@ from torch.nn import functional
 from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
 from sheafdeq.distances import SUP
-from sheafdeq.equilibrium import EquilibriumModel
 from sheafdeq.errors import InputError
 from sheafdeq.models.attachment import attach
+from sheafdeq.models.gathering import GatheringModel
 from sheafdeq.models.initialise import xavier
 from sheafdeq.models.propagation import Pattern, checked_positive, gcn_weights, pattern_of, propagate
 from sheafdeq.models.spectrum import Spectrum, spectrum_of
@@ -39,7 +39,7 @@ class EignnContext:
     edge_weight: Tensor = edge_field()  # (e,)
 
 
-class EIGNN(EquilibriumModel):
+class EIGNN(GatheringModel):
     r"""A linear fixed point with a positive semidefinite mixing matrix of norm below one.
 
     .. math::
@@ -116,19 +116,8 @@ class EIGNN(EquilibriumModel):
         """The drive."""
         return context.drive
 
-    def step(self, state: Tensor, context: EignnContext) -> Tensor:
+    def update(self, own: Tensor, table: Tensor, pattern: Pattern, context: EignnContext) -> Tensor:
         """A H M + B."""
-        return self._update(state, state, context.pattern, context)
-
-    def local_step(self, own: Tensor, received: Tensor, context: EignnContext) -> Tensor:
-        """The same with edge k reading ``received[k]``."""
-        return self.gathered_step(own, received, torch.arange(len(received), device=own.device), context)
-
-    def gathered_step(self, own: Tensor, table: Tensor, index: Tensor, context: EignnContext) -> Tensor:
-        """The same with edge k reading ``table[index[k]]``."""
-        return self._update(own, table, Pattern(context.incidence.pointer, index, len(table)), context)
-
-    def _update(self, own: Tensor, table: Tensor, pattern: Pattern, context: EignnContext) -> Tensor:
         own_weight = context.own_weight if self.self_loops else None
         return propagate(context.edge_weight, own_weight, own, table, pattern) @ context.mixing + context.drive
 

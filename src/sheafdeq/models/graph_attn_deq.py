@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
-from sheafdeq.equilibrium import EquilibriumModel, Readout
+from sheafdeq.equilibrium import Readout
 from sheafdeq.errors import InputError
+from sheafdeq.models.gathering import GatheringModel
 from sheafdeq.models.initialise import xavier
 from sheafdeq.models.propagation import Pattern, attend, checked_positive, join_heads, pattern_of, split_heads
 from sheafdeq.models.restriction import checked_norm_order, normalise_rows
@@ -30,7 +31,7 @@ class AttentionContext:
     edge_embedding: Tensor | None = edge_field(default=None)  # (e, c)
 
 
-class GraphAttnDEQ(EquilibriumModel):
+class GraphAttnDEQ(GatheringModel):
     r"""Attention recomputed from the state at every step.
 
     .. math::
@@ -113,18 +114,6 @@ class GraphAttnDEQ(EquilibriumModel):
         """All ones, each row scaled to unit Euclidean norm."""
         return torch.full_like(context.drive, self.width**-0.5)
 
-    def step(self, state: Tensor, context: AttentionContext) -> Tensor:
-        """tanh(Attn(H) W) + B + beta."""
-        return self._update(state, state, context.pattern, context)
-
-    def local_step(self, own: Tensor, received: Tensor, context: AttentionContext) -> Tensor:
-        """The same with edge k reading ``received[k]``."""
-        return self.gathered_step(own, received, torch.arange(len(received), device=own.device), context)
-
-    def gathered_step(self, own: Tensor, table: Tensor, index: Tensor, context: AttentionContext) -> Tensor:
-        """The same with edge k reading ``table[index[k]]``."""
-        return self._update(own, table, Pattern(context.incidence.pointer, index, len(table)), context)
-
     def attention(self, own: Tensor, table: Tensor, pattern: Pattern, context: AttentionContext) -> Tensor:
         """(n, c) the multi-head propagation before W."""
         seen, seen_table = self._normalised(own), self._normalised(table)
@@ -140,7 +129,8 @@ class GraphAttnDEQ(EquilibriumModel):
             edge = (embedding, None if self.pre_norm else embedding)
         return join_heads(attend(query, key, value, pattern, own=own_pair, edge=edge))
 
-    def _update(self, own: Tensor, table: Tensor, pattern: Pattern, context: AttentionContext) -> Tensor:
+    def update(self, own: Tensor, table: Tensor, pattern: Pattern, context: AttentionContext) -> Tensor:
+        """tanh(Attn(H) W) + B + beta."""
         return self.mixing(self.attention(own, table, pattern, context)).tanh() + self.shift + context.drive
 
     def _normalised(self, state: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ from torch.nn import functional
 from sheafdeq.adjoints import Adjoint, Implicit
 from sheafdeq.data.graph import Graph
 from sheafdeq.distances import SUP
-from sheafdeq.equilibrium import EquilibriumModel
 from sheafdeq.errors import InputError
+from sheafdeq.models.gathering import GatheringModel
 from sheafdeq.models.initialise import xavier
 from sheafdeq.models.propagation import Pattern, checked_positive, gcn_weights, pattern_of, propagate
 from sheafdeq.recurrence import Incidence, edge_field, node_field
@@ -36,7 +36,7 @@ class IgnnContext:
 _RADII: WeakKeyDictionary[Graph, float] = WeakKeyDictionary()
 
 
-class IGNN(EquilibriumModel):
+class IGNN(GatheringModel):
     r"""One graph convolution, iterated to its fixed point.
 
     .. math:: H^\star = \mathrm{ReLU}(\hat A_+ H^\star W + B(X)), \qquad \hat Y = r(H^\star_i / \|H^\star_i\|_2)
@@ -101,19 +101,8 @@ class IGNN(EquilibriumModel):
         """Zero, as in the released code."""
         return torch.zeros_like(context.drive)
 
-    def step(self, state: Tensor, context: IgnnContext) -> Tensor:
+    def update(self, own: Tensor, table: Tensor, pattern: Pattern, context: IgnnContext) -> Tensor:
         """ReLU(A_+ H W + B)."""
-        return self._update(state, state, context.pattern, context)
-
-    def local_step(self, own: Tensor, received: Tensor, context: IgnnContext) -> Tensor:
-        """The same with edge k reading ``received[k]``."""
-        return self.gathered_step(own, received, torch.arange(len(received), device=own.device), context)
-
-    def gathered_step(self, own: Tensor, table: Tensor, index: Tensor, context: IgnnContext) -> Tensor:
-        """The same with edge k reading ``table[index[k]]``."""
-        return self._update(own, table, Pattern(context.incidence.pointer, index, len(table)), context)
-
-    def _update(self, own: Tensor, table: Tensor, pattern: Pattern, context: IgnnContext) -> Tensor:
         mean = propagate(context.edge_weight, context.own_weight, own, table, pattern)
         return (mean @ self.recurrent + context.drive).relu()
 

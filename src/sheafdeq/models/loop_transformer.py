@@ -10,7 +10,8 @@ from torch.nn import functional
 
 from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
-from sheafdeq.equilibrium import EquilibriumModel, Readout
+from sheafdeq.equilibrium import Readout
+from sheafdeq.models.gathering import GatheringModel
 from sheafdeq.models.initialise import xavier
 from sheafdeq.models.propagation import (
     Pattern,
@@ -38,7 +39,7 @@ class LoopContext:
     mask: Tensor | None = node_field(default=None)  # (n, 2c) dropout of the feed-forward block, already scaled
 
 
-class LoopTransformer(EquilibriumModel):
+class LoopTransformer(GatheringModel):
     r"""A weight-tied block of masked attention and a feed-forward network, both residual with LayerNorm after.
 
     .. math::
@@ -119,18 +120,6 @@ class LoopTransformer(EquilibriumModel):
         """B(X)."""
         return context.start
 
-    def step(self, state: Tensor, context: LoopContext) -> Tensor:
-        """One pass through the block."""
-        return self._update(state, state, context.pattern, context)
-
-    def local_step(self, own: Tensor, received: Tensor, context: LoopContext) -> Tensor:
-        """The same with edge k reading ``received[k]``."""
-        return self.gathered_step(own, received, torch.arange(len(received), device=own.device), context)
-
-    def gathered_step(self, own: Tensor, table: Tensor, index: Tensor, context: LoopContext) -> Tensor:
-        """The same with edge k reading ``table[index[k]]``."""
-        return self._update(own, table, Pattern(context.incidence.pointer, index, len(table)), context)
-
     def convolve(self, own: Tensor, table: Tensor, pattern: Pattern, context: LoopContext) -> Tensor:
         """(n, c) the gated attention layer."""
         edge = None
@@ -144,7 +133,8 @@ class LoopTransformer(EquilibriumModel):
         gate = self.gate(torch.cat([message, skipped, message - skipped], dim=1)).sigmoid()
         return torch.lerp(message, skipped, gate)
 
-    def _update(self, own: Tensor, table: Tensor, pattern: Pattern, context: LoopContext) -> Tensor:
+    def update(self, own: Tensor, table: Tensor, pattern: Pattern, context: LoopContext) -> Tensor:
+        """One pass through the block."""
         state = self.norm_attention(own + self.convolve(own, table, pattern, context))
         hidden = functional.gelu(self.expand(state))
         if context.mask is not None:

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
-from sheafdeq.equilibrium import EquilibriumModel, Readout
+from sheafdeq.equilibrium import Readout
 from sheafdeq.errors import InputError
 from sheafdeq.models.edge_features import edge_feature_width, edge_features
+from sheafdeq.models.gathering import GatheringModel
 from sheafdeq.models.propagation import Pattern, checked_positive, correlate, pattern_of, softmax_aggregate
 from sheafdeq.models.split import gate_by_name
 from sheafdeq.models.strong_sheaf import ROUNDING_SLACK
@@ -33,7 +34,7 @@ class StrongAttentionContext:
     bias: Tensor = edge_field()  # (e, M) the inputs' share of the logits
 
 
-class StrongAttnDEQ(EquilibriumModel):
+class StrongAttnDEQ(GatheringModel):
     r"""Attention recomputed from the normalised state at every step, with one equilibrium for every weight.
 
     .. math::
@@ -152,19 +153,8 @@ class StrongAttnDEQ(EquilibriumModel):
         """The shift everywhere."""
         return torch.full_like(context.drive, self.shift)
 
-    def step(self, state: Tensor, context: StrongAttentionContext) -> Tensor:
-        """T(H) on a whole graph."""
-        return self._update(state, state, context.pattern, context)
-
-    def local_step(self, own: Tensor, received: Tensor, context: StrongAttentionContext) -> Tensor:
-        """The same update with edge k reading the source state ``received[k]``."""
-        return self.gathered_step(own, received, torch.arange(len(received), device=own.device), context)
-
-    def gathered_step(self, own: Tensor, table: Tensor, index: Tensor, context: StrongAttentionContext) -> Tensor:
-        """The same with edge k reading ``table[index[k]]``."""
-        return self._update(own, table, Pattern(context.incidence.pointer, index, len(table)), context)
-
-    def _update(self, own: Tensor, table: Tensor, pattern: Pattern, context: StrongAttentionContext) -> Tensor:
+    def update(self, own: Tensor, table: Tensor, pattern: Pattern, context: StrongAttentionContext) -> Tensor:
+        """T(H)."""
         gathered = self._averages(own, table, pattern, context)  # (M, n, c)
         mixing = self.mixing.weight.view(self.width, self.heads, self.channels)
         values = self.value.weight.view(self.heads, self.channels, self.width)
