@@ -16,9 +16,10 @@ from sheafdeq.data.graph import Graph
 from sheafdeq.equilibrium import EquilibriumModel, Readout
 from sheafdeq.errors import BackwardWarning, InputError
 from sheafdeq.models.attachment import attach
+from sheafdeq.models.energy_field import EnergyField
 from sheafdeq.models.initialise import xavier
 from sheafdeq.models.minimise import Blocks, conjugate_gradients, minimise
-from sheafdeq.models.propagation import checked_positive
+from sheafdeq.models.propagation import Pattern, checked_positive, pattern_of
 from sheafdeq.recurrence import Incidence, edge_field, node_field
 from sheafdeq.solvers import Solution
 from sheafdeq.solvers.iterate import per_graph_max
@@ -64,6 +65,7 @@ class EnergyContext:
     """What stays constant during one solve: everything the free inputs decide."""
 
     incidence: Incidence
+    pattern: Pattern  # of the whole graph
     blocks: Blocks
     message: tuple[Tensor, Tensor, Tensor]  # A+, C+, S+
     own: tuple[Tensor, Tensor, Tensor]
@@ -175,6 +177,7 @@ class EnergyGNN(EquilibriumModel):
         start = x.new_zeros(graph.num_nodes, self.state_width)
         context = EnergyContext(
             incidence=Incidence.of(graph),
+            pattern=pattern_of(graph),
             blocks=Blocks(graph.graph_of_node, graph.num_graphs),
             message=self.message.positive(),
             own=self.own.positive(),
@@ -222,6 +225,11 @@ class EnergyGNN(EquilibriumModel):
         return gradient
 
     @torch.no_grad()
+    def _field(self, context: EnergyContext) -> EnergyField:
+        """E with its derivatives written out, for the two inner solves."""
+        return EnergyField(_detached(context), self.beta, self.activation)
+
+    @torch.no_grad()
     def _safe_step(self, context: EnergyContext) -> Tensor:
         """1 / (largest row sum of a matrix that bounds the Hessian), one value for each graph, spread over its nodes."""
         changes: dict[str, Any] = {
@@ -261,14 +269,11 @@ class EnergyGNN(EquilibriumModel):
         if any(options.get(name) is not None for name in ("solver", "adjoint", "observe")):
             return super().solve(context, graph, **options)
         start, steps = options.get("initial_state"), options.get("steps")
-        blocks, constant = context.blocks, _detached(context)
+        blocks, field = context.blocks, self._field(context)
 
         def energy(state: Tensor) -> tuple[Tensor, Tensor]:
-            with torch.enable_grad():
-                point = state.detach().requires_grad_()
-                rows = self.node_energies(point, constant)
-                (gradient,) = torch.autograd.grad(rows.sum(), point)
-            return blocks.sum(rows.detach()), gradient
+            rows, gradient = field.evaluate(state)
+            return blocks.sum(rows), gradient
 
         initial = (self.initial_state(context) if start is None else start).detach()
         solution = minimise(energy, initial, blocks, steps=self.steps if steps is None else steps, tolerance=self.tolerance)
@@ -281,13 +286,7 @@ class EnergyGNN(EquilibriumModel):
         solution.adjoint = report
 
         def solve_adjoint(cotangent: Tensor) -> Tensor:
-            with torch.enable_grad():
-                point = value.detach().requires_grad_()
-                gradient = self.gradient_field(point, _detached(context))
-
-            def product(vector: Tensor) -> Tensor:
-                return torch.autograd.grad(gradient, point, vector, retain_graph=True)[0]
-
+            product = self._field(context).hessian(value.detach())
             tolerance = max(1e-6, 50 * torch.finfo(value.dtype).eps)
             backward = conjugate_gradients(product, cotangent, context.blocks, steps=500, tolerance=tolerance)
             report.solution = backward
