@@ -49,7 +49,7 @@ class Blocks:
 
 @torch.no_grad()
 def minimise(
-    energy: Energy, initial: Tensor, blocks: Blocks, *, steps: int, tolerance: float, history: int = 10, halvings: int = 30
+    energy: Energy, initial: Tensor, blocks: Blocks, *, steps: int, tolerance: float, history: int = 5, halvings: int = 30
 ) -> Solution:
     r"""L-BFGS with backtracking; ``energy(state)`` returns (count,) energies and the (n, c) gradient.
 
