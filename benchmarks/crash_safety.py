@@ -316,7 +316,7 @@ def main() -> int:
     print(text)
     if options.out:
         Path(options.out).mkdir(parents=True, exist_ok=True)
-        name = "nodes" if options.nodes else options.engine
+        name = "nodes" if options.nodes else f"{options.engine}-seed{options.seed}"
         (Path(options.out) / f"{name}.json").write_text(text + "\n")
     return 0 if outcome["lost"] == outcome["duplicated"] == outcome["differing"] == 0 else 1
 
