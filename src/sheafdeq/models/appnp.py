@@ -12,9 +12,10 @@ from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
 from sheafdeq.equilibrium import Readout
 from sheafdeq.errors import InputError
+from sheafdeq.models.checks import checked_dropout, checked_positive
 from sheafdeq.models.gathering import GatheringModel
 from sheafdeq.models.initialise import xavier
-from sheafdeq.models.propagation import Pattern, checked_dropout, checked_positive, gcn_weights, pattern_of, propagate
+from sheafdeq.models.propagation import Pattern, gcn_weights, pattern_of, propagate
 from sheafdeq.recurrence import Incidence, edge_field, node_field
 from sheafdeq.solvers import Solver
 

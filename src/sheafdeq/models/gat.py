@@ -8,16 +8,9 @@ from torch.nn import functional
 
 from sheafdeq.data.graph import Graph
 from sheafdeq.equilibrium import ExplicitModel
+from sheafdeq.models.checks import checked_dropout, checked_positive
 from sheafdeq.models.initialise import xavier
-from sheafdeq.models.propagation import (
-    Pattern,
-    checked_dropout,
-    checked_positive,
-    join_heads,
-    pattern_of,
-    softmax_aggregate,
-    split_heads,
-)
+from sheafdeq.models.propagation import Pattern, join_heads, pattern_of, softmax_aggregate, split_heads
 
 __all__ = ["GAT", "GATLayer"]
 

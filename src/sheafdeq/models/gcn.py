@@ -10,8 +10,9 @@ from torch.nn import functional
 
 from sheafdeq.data.graph import Graph
 from sheafdeq.equilibrium import ExplicitModel
+from sheafdeq.models.checks import checked_dropout, checked_positive
 from sheafdeq.models.initialise import xavier
-from sheafdeq.models.propagation import checked_dropout, checked_positive, gcn_weights, pattern_of, propagate
+from sheafdeq.models.propagation import gcn_weights, pattern_of, propagate
 
 __all__ = ["GCN"]
 

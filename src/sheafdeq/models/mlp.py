@@ -9,8 +9,8 @@ from torch.nn import functional
 
 from sheafdeq.data.graph import Graph
 from sheafdeq.equilibrium import ExplicitModel
+from sheafdeq.models.checks import checked_dropout, checked_positive
 from sheafdeq.models.initialise import xavier
-from sheafdeq.models.propagation import checked_dropout, checked_positive
 
 __all__ = ["MLP"]
 

@@ -23,7 +23,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from sheafdeq.data.graph import Graph
-from sheafdeq.errors import InputError
 from sheafdeq.recurrence import Incidence
 
 __all__ = ["FixedWeights", "Pattern", "aggregate", "attend", "correlate", "gcn_weights", "pattern_of", "propagate"]
@@ -328,17 +327,3 @@ def split_heads(values: Tensor, heads: int) -> Tensor:
 def join_heads(values: Tensor) -> Tensor:
     """(M, n, w) -> (n, M*w)."""
     return values.transpose(0, 1).reshape(values.shape[1], values.shape[0] * values.shape[2])
-
-
-def checked_positive(**sizes: Any) -> None:
-    """Raise unless every named size is a positive integer."""
-    for name, value in sizes.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InputError(f"{name} must be a positive integer, got {value!r}")
-
-
-def checked_dropout(dropout: float) -> float:
-    """A probability below one."""
-    if not 0.0 <= float(dropout) < 1.0:
-        raise InputError(f"dropout must be in [0, 1), got {dropout!r}")
-    return float(dropout)

@@ -14,6 +14,7 @@ from sheafdeq.data.graph import Graph
 from sheafdeq.equilibrium import EquilibriumModel, Readout
 from sheafdeq.errors import InputError
 from sheafdeq.models.blocks import blocks_from_hidden, edge_product, gated_map, generate, incidence_of, propagate, reweighted
+from sheafdeq.models.checks import checked_positive
 from sheafdeq.models.edge_features import edge_feature_width, edge_features
 from sheafdeq.models.split import gate_by_name
 from sheafdeq.recurrence import Incidence, edge_field, node_field
@@ -138,20 +139,19 @@ class SheafCascade(EquilibriumModel):
         solver: str | Solver | None = None,
         gradient: str | Adjoint = "unrolled",
     ) -> None:
-        sizes = {
-            "in_channels": in_channels,
-            "out_channels": out_channels,
-            "stalk_dim": stalk_dim,
-            "channels": channels,
-            "levels": levels,
-            "level_steps": level_steps,
-            "hidden": hidden,
-            "edge_hidden": edge_hidden,
-        }
+        checked_positive(
+            in_channels=in_channels,
+            out_channels=out_channels,
+            stalk_dim=stalk_dim,
+            channels=channels,
+            levels=levels,
+            level_steps=level_steps,
+            hidden=hidden,
+            edge_hidden=edge_hidden,
+        )
         training_steps = tuple(training_steps)
-        for name, value in [*sizes.items(), *(("training_steps", value) for value in training_steps)]:
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"{name} must be a positive integer, got {value!r}")
+        for count in training_steps:
+            checked_positive(training_steps=count)
         super().__init__(steps=levels * level_steps, solver=solver, gradient=gradient)
         if not feature_noise >= 0:
             raise InputError(f"feature_noise must be a non-negative number, got {feature_noise!r}")

@@ -13,6 +13,7 @@ from sheafdeq.equilibrium import EquilibriumModel, Readout
 from sheafdeq.errors import InputError
 from sheafdeq.kernels.edge_step import Layers, StepOptions, StepWeights, Tables, sheaf_propagate, sheaf_step
 from sheafdeq.kernels.layout import EdgeLayout
+from sheafdeq.models.checks import checked_positive
 from sheafdeq.models.operator import SheafOperator
 from sheafdeq.models.restriction import (
     FirstLayer,
@@ -95,14 +96,7 @@ class SheafDEQ(EquilibriumModel):
         gradient: str | Adjoint = "unrolled",
     ) -> None:
         super().__init__(steps=steps, solver=solver, gradient=gradient)
-        for name, value in (
-            ("in_channels", in_channels),
-            ("out_channels", out_channels),
-            ("stalk_dim", stalk_dim),
-            ("channels", channels),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"{name} must be a positive integer, got {value!r}")
+        checked_positive(in_channels=in_channels, out_channels=out_channels, stalk_dim=stalk_dim, channels=channels)
         if edge_dim is not None and (isinstance(edge_dim, bool) or not isinstance(edge_dim, int) or edge_dim < 0):
             raise InputError(f"edge_dim must be a non-negative integer or None, got {edge_dim!r}")
         if not float(shift) > 1.0 or float(shift) == float("inf"):

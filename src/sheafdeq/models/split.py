@@ -58,6 +58,13 @@ class Gate:
             raise InputError(f"shift {shift!r} gives the {self.name} gate the rate {rate:.4f}, not below 1: take a larger shift")
         return value
 
+    def checked_rate(self, rate: float, shift: float) -> float:
+        """``rate`` as a float, if it leaves room above m(shift), the rate of the gate when the maps stand still."""
+        still = self.coefficient(shift).upper
+        if not still < rate < 1:
+            raise InputError(f"rate must lie between m(beta) = {still:.4f} (no adaptivity) and 1, got {rate!r}; a larger shift lowers m")
+        return float(rate)
+
 
 def _tanh(p: Tensor, g: Tensor) -> Tensor:
     return torch.tanh(0.5 * (g + p)) - torch.tanh(0.5 * (g - p))

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
 from sheafdeq.equilibrium import Readout
-from sheafdeq.errors import InputError
+from sheafdeq.models.checks import checked_positive
 from sheafdeq.models.edge_features import edge_feature_width, edge_features
 from sheafdeq.models.gathering import GatheringModel
-from sheafdeq.models.propagation import Pattern, checked_positive, correlate, pattern_of, softmax_aggregate
+from sheafdeq.models.propagation import Pattern, correlate, pattern_of, softmax_aggregate
 from sheafdeq.models.split import gate_by_name
 from sheafdeq.models.strong_sheaf import ROUNDING_SLACK
 from sheafdeq.recurrence import Incidence, edge_field, node_field
@@ -91,10 +91,7 @@ class StrongAttnDEQ(GatheringModel):
         self.edge_dim = edge_dim or None
         self.gate = gate_by_name(gate)
         self.shift = self.gate.checked_shift(shift)
-        fixed_rate = self.gate.coefficient(self.shift).upper
-        if not fixed_rate < rate < 1:
-            raise InputError(f"rate must lie between m(beta) = {fixed_rate:.4f} and 1, got {rate!r}; a larger shift lowers m")
-        self.rate, self.gain = float(rate), float(gain)
+        self.rate, self.gain = self.gate.checked_rate(rate, self.shift), float(gain)
         c = heads * channels
         self.drive = nn.Linear(in_channels, c)
         self.query = nn.Linear(c, c, bias=False)

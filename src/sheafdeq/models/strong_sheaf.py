@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
 from sheafdeq.equilibrium import EquilibriumModel, Readout
-from sheafdeq.errors import InputError
 from sheafdeq.models.blocks import blocks_from_hidden, edge_product, gated_map, generate, incidence_of
+from sheafdeq.models.checks import checked_positive
 from sheafdeq.models.edge_features import edge_feature_width, edge_features
 from sheafdeq.models.restriction import frobenius_normalise
 from sheafdeq.models.split import gate_by_name
@@ -89,21 +89,15 @@ class StrongSheafDEQ(EquilibriumModel):
         solver: str | Solver | None = None,
         gradient: str | Adjoint = "unrolled",
     ) -> None:
-        sizes = {"in_channels": in_channels, "out_channels": out_channels, "stalk_dim": stalk_dim, "channels": channels}
-        for name, value in (sizes | {"hidden": hidden}).items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"{name} must be a positive integer, got {value!r}")
+        checked_positive(
+            in_channels=in_channels, out_channels=out_channels, stalk_dim=stalk_dim, channels=channels, hidden=hidden
+        )
         super().__init__(steps=steps, solver=solver, gradient=gradient)
         self.in_channels, self.out_channels = in_channels, out_channels
         self.stalk_dim, self.channels = stalk_dim, channels
         self.gate = gate_by_name(gate)
         self.shift = self.gate.checked_shift(shift)
-        fixed_map_rate = self.gate.coefficient(self.shift).upper
-        if not fixed_map_rate < rate < 1:
-            raise InputError(
-                f"rate must lie between m(beta) = {fixed_map_rate:.4f} (no adaptivity) and 1, got {rate!r}; a larger shift lowers m"
-            )
-        self.rate = float(rate)
+        self.rate = self.gate.checked_rate(rate, self.shift)
         self.gain = float(gain)
         self.edge_dim = edge_dim or None
         c = stalk_dim * channels

@@ -448,7 +448,7 @@ def faults(group: Sequence[Source], title: str) -> Drawing:
 
     labels = _conditions(group)
     shown = _labelled(group)
-    figure, axis = plt.subplots(figsize=(7.2, 1.2 + 0.55 * len(labels)))
+    figure, axis = plt.subplots(figsize=(7.2, 1.2 + 0.38 * len(labels)))
     floor = _floor([c["d_out"]["min"]] for s in group for c in s.payload["conditions"] if c["d_out"])
     for position, (source, text, look) in enumerate(shown):
         offset = 0.7 * ((position + 0.5) / len(shown) - 0.5)
