@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sheafdeq.cli import main
+from sheafdeq.cli import build_parser, main
 from sheafdeq.cli.subject import choose, load_subject, one_graph
 from sheafdeq.data import load_task
 from sheafdeq.errors import UsageError
@@ -50,6 +50,7 @@ def test_from_runs_to_figures(store: Path, tmp_path: Path) -> None:
         assert all(condition["violations"] == 0 for condition in record["conditions"])
         labels = [condition["label"] for condition in record["conditions"]]
         assert len(set(labels)) == len(labels)
+        assert build_parser().parse_args(record["command"].split()[1:]).work == 3  # the recorded command can be run
     names = {path.stem for path in out.glob("*.json")}
     kinds = {name.split("-community")[0] for name in names}
     assert kinds == {"continued", "continued-full", "settling", "async", "tau-sweep", "faults", "training"}

@@ -199,7 +199,7 @@ def command_line(command: str, subject: Subject, **options: Any) -> str:
         if value is True:
             words.append(flag)
         elif isinstance(value, (list, tuple)):
-            words += [flag, *map(str, value)]
+            words += [flag, *map(str, value)] if value else []
         elif value not in (None, False):
             words += [flag, f"{value:g}" if isinstance(value, float) else str(value)]
     return " ".join(words)
