@@ -10,10 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from sheafdeq.cli import main
 from sheafdeq.errors import InputError, UsageError
-from sheafdeq.records import read_records, without_timing
+from sheafdeq.records import read_record, read_records, without_timing
 from sheafdeq.registry import MODELS
 from sheafdeq.training.config import TrainingConfig
 from sheafdeq.training.engines.local import run_local
@@ -304,3 +306,17 @@ def test_level_ten_reaches_98_percent_and_preset_file_and_record_are_one_configu
     recorded = [record for record in read_records(root / "results" / "runs") if TrainingConfig.parse(record.config) == config]
     assert recorded
     assert min(record.scores["test"] for record in recorded) >= 98.0
+
+
+def test_level_ten_is_the_same_through_the_python_interface_and_a_sweep():
+    """Two full-size runs of one code version: the test scores noted on the way change nothing."""
+    root = Path(__file__).parents[2] / "results" / "runs"
+    swept, called = (read_record(next(root.glob(f"{start}*"))) for start in ("0b1bd7c3", "fa8deb2a"))
+    assert (swept.timing["engine"], called.timing["engine"]) == ("local", "direct")
+    assert swept.code == called.code
+    assert TrainingConfig.parse(called.config).replace(test_every=None) == TrainingConfig.parse(swept.config)
+    for name in ("loss", "validation"):
+        assert swept.curves[name] == called.curves[name]
+    assert swept.scores == called.scores
+    tensors = [load_file(next(root.glob(f"{start}*")) / "checkpoint.safetensors") for start in ("0b1bd7c3", "fa8deb2a")]
+    assert all(torch.equal(tensors[0][name], tensors[1][name]) for name in tensors[0])
