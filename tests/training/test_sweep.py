@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -246,6 +247,12 @@ def test_interrupting_the_driver_saves_the_runs(tmp_path):
 # ---------------------------------------------------------------------- being killed
 
 
+def need_ray():
+    """Skip without Ray, and without importing it: its settings must be made first."""
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("could not import 'ray'")
+
+
 def crash_module():
     path = Path(__file__).parents[2] / "benchmarks" / "crash_safety.py"
     specification = importlib.util.spec_from_file_location("crash_safety", path)
@@ -259,7 +266,7 @@ def crash_module():
 @pytest.mark.parametrize("engine", ["local", "ray"])
 def test_twenty_random_kills_lose_nothing(tmp_path, engine):
     if engine == "ray":
-        pytest.importorskip("ray")
+        need_ray()
     outcome = crash_module().crash(engine, kills=20, jobs=2, seeds=4, epochs=40, seed=1, mean_wait=1.0, folder=tmp_path)
     assert outcome["kills"] == 20
     assert (outcome["lost"], outcome["duplicated"], outcome["differing"]) == (0, 0, 0)
@@ -274,7 +281,7 @@ def test_the_comparison_notices_lost_extra_and_differing_runs():
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_ray_gives_the_records_of_the_local_engine(grid, tmp_path):
-    pytest.importorskip("ray")
+    need_ray()
     from sheafdeq.training.engines.ray import run_ray
 
     sweep = Sweep.load(grid)
@@ -289,6 +296,20 @@ def test_ray_missing_is_said(grid, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["sweep", "run", str(grid), "--engine", "ray", "--out", str(tmp_path / "runs")]) == 2
     assert "sheafdeq[ray]" in capsys.readouterr().err
+
+
+def test_ray_imported_too_early_is_said(monkeypatch):
+    from sheafdeq.training.engines.ray import _import_ray
+
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    cluster = SimpleNamespace(is_initialized=lambda: False)
+    monkeypatch.setitem(sys.modules, "ray", cluster)
+    for _ in range(2):  # the refusal leaves nothing behind that a second attempt would take for the user's setting
+        with pytest.raises(UsageError, match="before importing ray"):
+            _import_ray()
+    cluster.is_initialized = lambda: True
+    assert _import_ray() is cluster
 
 
 # ---------------------------------------------------------------------- community level 10

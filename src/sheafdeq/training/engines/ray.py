@@ -11,6 +11,7 @@ fixed for the workers (Ray would set it from ``num_cpus``), because the thread c
 from __future__ import annotations
 
 import os
+import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -94,12 +95,20 @@ def _run_one(config: dict[str, Any], identity: dict[str, str], settings: dict[st
 
 
 def _import_ray() -> Any:
+    # Ray's core reads its settings once, when it is imported: a later switch would start a cluster that refuses its own driver.
+    too_late = "ray" in sys.modules and "RAY_AUTH_MODE" not in os.environ
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
     except ImportError as error:
         raise UsageError("--engine ray needs Ray: install sheafdeq[ray], or use --engine local") from error
+    if too_late and not ray.is_initialized():
+        del os.environ["RAY_AUTH_MODE"]
+        raise UsageError(
+            "ray was imported before RAY_AUTH_MODE was set, so it cannot start a cluster with a token: "
+            "set RAY_AUTH_MODE=token before importing ray, or call ray.init() yourself first"
+        )
     return ray
 
 
