@@ -401,6 +401,14 @@ def _reference_text(group: Sequence[Source]) -> str:
     return "References: " + "; ".join(parts) + "."
 
 
+def _work_text(group: Sequence[Source]) -> str:
+    """One number of updates for all, or each model's own."""
+    works = {text: source.payload["work"] for source, text, _ in _labelled(group)}
+    if len(set(works.values())) == 1:
+        return f"{next(iter(works.values())):g} mean updates per node"
+    return "mean updates per node of " + ", ".join(f"{work:g} ({text})" for text, work in works.items())
+
+
 def _left_out(group: Sequence[Source]) -> str:
     count = sum(c["samples"] - c["counted"] for source in group for c in source.payload["conditions"])
     return f" {count} runs that diverged or became non-finite are left out." if count else ""
@@ -432,11 +440,10 @@ def tau_sweep(group: Sequence[Source], title: str) -> Drawing:
     right.set_ylabel(_score_label(group))
     _letter([left, right])
     _legend_below(figure, left)
-    work = max(source.payload["work"] for source in group)
     caption = (
         f"Sweep over the largest delay, {title} ({group[0].payload['graph']}), every node updating in every slot: median and "
         "range over "
-        f"sampled schedules after {work:g} mean updates per node (finite-horizon models: their own number of loops). "
+        f"sampled schedules after {_work_text(group)} (finite-horizon models: their own number of loops). "
         f"{_reference_text(group)}{_left_out(group)}"
     )
     return Drawing(_file_stem("tau-sweep", title), figure, caption, tuple(group))
