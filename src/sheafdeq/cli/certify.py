@@ -164,6 +164,8 @@ def rules_digest() -> str:
     root = Path(sheafdeq.__file__).parent
     for folder in ("certificates", "theory"):
         for path in sorted((root / folder).glob("*.py")):
+            if path.name == "audit.py":  # examines certificates and issues none
+                continue
             hasher.update(f"{folder}/{path.name}\n".encode() + path.read_bytes())
     return hasher.hexdigest()
 
