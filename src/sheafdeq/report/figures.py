@@ -383,7 +383,7 @@ def trajectories(group: Sequence[Source], title: str) -> Drawing:
         f"Asynchronous inference, {title} ({group[0].payload['graph']}): relative Frobenius discrepancy of the outputs from the "
         "synchronous "
         f"reference against mean updates per node. Thin: sampled schedules; thick: their median; points at observed work, "
-        f"not interpolated; a curve ends where its run no longer changes. {_reference_text(group)}{_left_out(group)}"
+        f"not interpolated; a curve ends where its run no longer changes. {_reference_text(group)}{_zeros_text(group)}{_left_out(group)}"
     )
     return Drawing(_file_stem("async", title), figure, caption, tuple(group))
 
@@ -407,6 +407,12 @@ def _work_text(group: Sequence[Source]) -> str:
     if len(set(works.values())) == 1:
         return f"{next(iter(works.values())):g} mean updates per node"
     return "mean updates per node of " + ", ".join(f"{work:g} ({text})" for text, work in works.items())
+
+
+def _zeros_text(group: Sequence[Source]) -> str:
+    """A logarithmic axis has no zero, and the synchronous control of a finite-horizon model is exactly there."""
+    medians = (c["d_out"]["median"] for source in group for c in source.payload["conditions"] if c["d_out"] is not None)
+    return " Exact zeros are drawn at the smallest positive value." if any(median == 0 for median in medians) else ""
 
 
 def _left_out(group: Sequence[Source]) -> str:
@@ -444,7 +450,7 @@ def tau_sweep(group: Sequence[Source], title: str) -> Drawing:
         f"Sweep over the largest delay, {title} ({group[0].payload['graph']}), every node updating in every slot: median and "
         "range over "
         f"sampled schedules after {_work_text(group)} (finite-horizon models: their own number of loops). "
-        f"{_reference_text(group)}{_left_out(group)}"
+        f"{_reference_text(group)}{_zeros_text(group)}{_left_out(group)}"
     )
     return Drawing(_file_stem("tau-sweep", title), figure, caption, tuple(group))
 
@@ -476,7 +482,7 @@ def faults(group: Sequence[Source], title: str) -> Drawing:
         f"Unreliable communication, {title} ({group[0].payload['graph']}), update window and delay (5, 2): median and range of "
         "d_out over "
         "sampled schedules; in brackets the largest staleness that was observed, in slots. "
-        f"{_reference_text(group)}{_left_out(group)}"
+        f"{_reference_text(group)}{_zeros_text(group)}{_left_out(group)}"
     )
     return Drawing(_file_stem("faults", title), figure, caption, tuple(group))
 
