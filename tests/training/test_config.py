@@ -9,7 +9,8 @@ from sheafdeq.training.config import TrainingConfig
 def test_defaults_are_the_papers():
     config = TrainingConfig.parse({"task": "community", "model": "sheafdeq"})
     assert (config.learning_rate, config.weight_decay, config.clip_norm, config.max_epochs) == (1e-2, 5e-4, 1.0, 2000)
-    assert config.schedule.kind == "constant"
+    assert config.schedule.kind == "wsd"
+    assert (config.schedule.warmup, config.schedule.decay) == (0.1, 0.2)  # shares of max_epochs
     assert config.patience is None  # the task's
     assert not config.penalties.active
 
@@ -21,6 +22,8 @@ def test_defaults_are_the_papers():
         ({"task": {"name": "community", "levle": 3}, "model": "sheafdeq"}, "levle"),
         ({"task": "community", "model": "sheafdeq", "max_epochs": -1}, "max_epochs"),
         ({"task": "community", "model": "sheafdeq", "schedule": "cosine"}, "schedule"),
+        ({"task": "community", "model": "sheafdeq", "schedule": {"warmup": 8}}, "8 epochs of 160 are 0.05"),
+        ({"task": "community", "model": "sheafdeq", "schedule": {"warmup": 0.7, "decay": 0.4}}, "together"),
         ({"task": "community", "model": "sheafdeq", "penalties": {"steps": 4}}, "penalties.steps"),
         ({"model": "sheafdeq"}, "task"),
     ],
@@ -28,6 +31,18 @@ def test_defaults_are_the_papers():
 def test_wrong_keys_and_values_are_named(values, word):
     with pytest.raises(InputError, match=word):
         TrainingConfig.parse(values)
+
+
+@pytest.mark.parametrize("kind", ["constant", "wsd"])
+def test_a_stored_warm_up_in_epochs_is_read_as_a_share(kind):
+    base = TrainingConfig.parse({"task": "community", "model": "sheafdeq", "max_epochs": 160, "schedule": kind})
+    stored = base.payload()
+    stored["schedule"]["warmup"] = 8
+    read = TrainingConfig.of_record(stored, "record")
+    assert read.schedule.warmup == 8 / 160
+    assert TrainingConfig.of_record(read.payload(), "record") == read  # a share stays what it is
+    stored["max_epochs"] = 5  # fewer epochs than the warm-up that a constant rate ignores
+    assert TrainingConfig.of_record(stored, "record").schedule.kind == kind
 
 
 def test_configurations_are_frozen_and_come_back_from_their_payload(small):

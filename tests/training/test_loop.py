@@ -130,17 +130,27 @@ def test_training_leaves_the_callers_generator_and_threads_alone(small):
 
 
 def test_constant_schedule_is_one():
-    schedule = Schedule(ScheduleConfig(), 10)
+    schedule = Schedule(ScheduleConfig(kind="constant"), 10)
     assert [schedule.rate(epoch, 0.0) for epoch in range(10)] == [1.0] * 10
 
 
 def test_wsd_rises_stays_and_falls_to_its_floor():
-    schedule = Schedule(ScheduleConfig(kind="wsd", warmup=4, decay=0.5, floor=0.1), 20)
+    schedule = Schedule(ScheduleConfig(kind="wsd", warmup=0.2, decay=0.5, floor=0.1), 20)
     rates = [schedule.rate(epoch, 0.0) for epoch in range(21)]
     assert rates[:4] == pytest.approx([0.2, 0.4, 0.6, 0.8])
     assert rates[4:11] == pytest.approx([1.0] * 7)
     assert rates[20] == pytest.approx(0.1)
     assert all(a > b for a, b in pairwise(rates[10:]))
+
+
+def test_wsd_scales_with_the_number_of_epochs():
+    short, long = (Schedule(ScheduleConfig(), epochs) for epochs in (100, 1000))
+    assert [short.rate(epoch, 0.0) for epoch in (50, 90, 100)] == pytest.approx(
+        [long.rate(10 * epoch, 0.0) for epoch in (50, 90, 100)]
+    )
+    assert (short.rate(10, 0.0), long.rate(100, 0.0)) == (1.0, 1.0)
+    assert short.rate(9, 0.0) < 1
+    assert long.rate(99, 0.0) < 1
 
 
 def test_plateau_halves_after_its_patience_and_resumes():

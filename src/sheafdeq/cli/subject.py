@@ -125,7 +125,7 @@ def load_subject(
     model = load_model(path)
     if not isinstance(model, EquilibriumModel):
         raise InputError(f"{path}: {record.model.title} is feed-forward, there is no recurrence to examine")
-    task = task_of(TrainingConfig.model_validate(record.config))
+    task = task_of(TrainingConfig.of_record(record.config, record.id))
     if task.digest != record.task.digest:
         raise RecordError(f"{path}: the task's data are not those the run was trained on (digest differs)")
     dtype = torch.float64 if double else next(model.parameters()).dtype

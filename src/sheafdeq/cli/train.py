@@ -30,7 +30,7 @@ def configure(commands: Any) -> None:
     parser.add_argument("--learning-rate", type=float, help="default 0.01")
     parser.add_argument("--weight-decay", type=float, help="default 0.0005")
     parser.add_argument("--clip-norm", type=float, help="default 1")
-    parser.add_argument("--schedule", choices=["constant", "wsd", "plateau"], help="learning-rate schedule (default constant)")
+    parser.add_argument("--schedule", choices=["constant", "wsd", "plateau"], help="learning-rate schedule (default wsd, the paper's)")
     parser.add_argument("--threads", type=int, help="threads of torch (default 1; part of the run's identity)")
     parser.add_argument("--dtype", choices=["float32", "float64"], help="default float32")
     parser.add_argument("--init-from", metavar="RUN", help="start from the checkpoint of a run (its directory)")

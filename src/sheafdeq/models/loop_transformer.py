@@ -56,8 +56,8 @@ class LoopTransformer(GatheringModel):
     is one fixed map. Without edge features the paper feeds a zero attribute of width one; its embedding is identically zero, so
     it is skipped, and the 48 parameters stay for the count. 21,843 parameters at f = 3, c = 48, o = 3, whatever K.
 
-    On the community task, level 10, it does not learn at the paper's learning rate of 1e-2 (seed 42); 1e-3 works, see
-    ``docs/results.md``.
+    At the paper's learning rate of 1e-2 it needs the warm-up of the paper's schedule: with a constant rate the first
+    updates throw it to equal odds and it stays there (``docs/results.md``).
 
     Args:
         in_channels: f.

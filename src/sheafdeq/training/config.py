@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,12 +45,28 @@ class ModelConfig(_Frozen):
 class ScheduleConfig(_Frozen):
     """Learning rate over the epochs, as a factor of ``learning_rate`` (see :mod:`sheafdeq.training.schedule`)."""
 
-    kind: Literal["constant", "wsd", "plateau"] = "constant"
-    warmup: int = Field(default=20, ge=0)  # wsd: epochs of linear rise
+    kind: Literal["constant", "wsd", "plateau"] = "wsd"
+    warmup: float = Field(default=0.1, ge=0, le=1)  # wsd: share of max_epochs, at the start, that rises linearly
     decay: float = Field(default=0.2, ge=0, le=1)  # wsd: share of max_epochs, at the end, that falls linearly to the floor
     floor: float = Field(default=0.01, ge=0, le=1)  # wsd, plateau: smallest factor
     factor: float = Field(default=0.5, gt=0, lt=1)  # plateau
     patience: int = Field(default=20, ge=1)  # plateau: epochs without a better validation score
+
+    @field_validator("warmup", mode="before")
+    @classmethod
+    def _a_share(cls, value: Any) -> Any:
+        if isinstance(value, int | float) and value > 1:
+            raise ValueError("a share of max_epochs between 0 and 1 (8 epochs of 160 are 0.05)")
+        return value
+
+    @model_validator(mode="after")
+    def _both_fit(self) -> ScheduleConfig:
+        if self.kind == "wsd" and self.warmup + self.decay > 1:
+            raise ValueError(
+                f"warm-up ({self.warmup:g}) and decay ({self.decay:g}) are shares of max_epochs and "
+                "must not exceed 1 together"
+            )
+        return self
 
 
 class PenaltyConfig(_Frozen):
@@ -71,7 +88,9 @@ class PenaltyConfig(_Frozen):
 
 
 class TrainingConfig(_Frozen):
-    """One run. Defaults are the paper's protocol (Appendix "Training Procedure").
+    """One run. Defaults are the paper's protocol: Adam 1e-2, clipping at norm 1, and the warm-up, stable, decay
+    schedule of its Appendix "Comparison Architectures". The lengths of warm-up and decay are not printed there;
+    a tenth and a fifth of ``max_epochs`` are our reading (docs/training.md says what it rests on).
 
     ``patience=None`` takes the task's (200 or 500). ``init_from`` is a run directory, checkpoint or run id to start from.
     ``test_every=k`` records the test score at every k-th epoch for figures; selection never sees it. ``stop_at_score`` ends the
@@ -124,6 +143,11 @@ class TrainingConfig(_Frozen):
             raise InputError(f"{source}: {describe(error)}") from error
 
     @staticmethod
+    def of_record(values: Mapping[str, Any], source: str) -> TrainingConfig:
+        """The configuration of a stored run. Older records give the warm-up as a whole number of epochs."""
+        return TrainingConfig.parse(with_warmup_share(values), source)
+
+    @staticmethod
     def read(path: str | Path) -> TrainingConfig:
         """Read a TOML file."""
         return TrainingConfig.parse(read_toml(Path(path)), str(path))
@@ -152,6 +176,22 @@ class TrainingConfig(_Frozen):
         level = f" level {self.task.level}" if self.task.level is not None else ""
         split = f" split {self.task.split}" if self.task.split is not None else ""
         return f"{self.task.name}{level}{split}, {self.model.name}{options}, seed {self.seed}"
+
+
+def with_warmup_share(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A stored configuration with its warm-up as a share of ``max_epochs``.
+
+    Records made before the share had a whole number of epochs there; records made since have a float.
+    """
+    schedule = values.get("schedule")
+    warmup = schedule.get("warmup") if isinstance(schedule, dict) else None
+    if not isinstance(schedule, dict) or not isinstance(warmup, int):
+        return dict(values)
+    epochs = values.get("max_epochs")
+    share = min(1.0, warmup / epochs) if isinstance(epochs, int) and epochs > 0 else 0.0
+    if share + schedule.get("decay", 0.0) > 1:  # a constant rate, whose warm-up means nothing
+        share = 0.0
+    return {**values, "schedule": {**schedule, "warmup": share}}
 
 
 def describe(error: ValidationError) -> str:

@@ -1,8 +1,8 @@
 """Learning-rate schedules, as a factor of the base rate with a state that fits in JSON.
 
-* ``constant``: 1. The tables' default.
-* ``wsd`` (warmup, stable, decay): rises linearly over ``warmup`` epochs, stays at 1, and falls linearly to ``floor`` over the
-  last share ``decay`` of ``max_epochs``. A function of the epoch alone.
+* ``wsd`` (warm-up, stable, decay; the paper's protocol and the default): rises linearly over the first share ``warmup`` of
+  ``max_epochs``, stays at 1, and falls linearly to ``floor`` over the last share ``decay``. A function of the epoch alone.
+* ``constant``: 1.
 * ``plateau``: multiplied by ``factor`` after ``patience`` epochs without a better validation score, never below ``floor``.
 """
 
@@ -34,7 +34,7 @@ class Schedule:
         return 1.0
 
     def _wsd(self, epoch: int) -> float:
-        warmup = min(1.0, (epoch + 1) / (self.config.warmup + 1))
+        warmup = min(1.0, (epoch + 1) / (self.config.warmup * self.max_epochs + 1))
         falling = self.config.decay * self.max_epochs
         left = self.max_epochs - epoch
         fall = 1.0 if falling <= 0 or left >= falling else left / falling

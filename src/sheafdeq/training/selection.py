@@ -19,7 +19,7 @@ PAPER_PROTOCOL: dict[str, Any] = {
     "clip_norm": 1.0,
     "max_epochs": 2000,
     "patience": None,
-    "schedule": "constant",
+    "schedule": "wsd",
     "penalties": "none",
     "dtype": "float32",
     "init_from": None,
@@ -27,18 +27,37 @@ PAPER_PROTOCOL: dict[str, Any] = {
     "graphs_per_update": None,
     "keep": "best",
 }
-"""Training settings of the paper; ``patience=None`` is the task's own (200 or 500)."""
+"""Training settings of the paper; ``patience=None`` is the task's own (200 or 500).
+
+``"wsd"`` is the warm-up, stable, decay schedule with the lengths of :data:`PAPER_SCHEDULE`, which the paper does not print.
+A constant rate is another protocol.
+"""
+
+PAPER_SCHEDULE: dict[str, float] = {"warmup": 0.1, "decay": 0.2, "floor": 0.01}
 
 
 def deviations(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Settings of a run's configuration that differ from the paper's protocol, as ``key=value``."""
     found = dict(config)
-    found["schedule"] = config["schedule"]["kind"]
+    found["schedule"] = _schedule_text(config)
     penalties = {key: value for key, value in config["penalties"].items() if key.endswith("weight") and value}
     found["penalties"] = ",".join(f"{key}={value:g}" for key, value in sorted(penalties.items())) or "none"
     if config["init_from"] is not None:
         found["init_from"] = "another run"
     return tuple(f"{key}={found[key]}" for key, expected in PAPER_PROTOCOL.items() if found.get(key, expected) != expected)
+
+
+def _schedule_text(config: Mapping[str, Any]) -> str:
+    """The schedule in one word, or with those of its lengths that are not the paper's."""
+    schedule = config["schedule"]
+    if schedule["kind"] != "wsd":
+        return str(schedule["kind"])
+    warmup = schedule["warmup"]
+    if isinstance(warmup, int):  # epochs, in records made before the share
+        warmup = warmup / max(1, config["max_epochs"])
+    found = {"warmup": warmup, "decay": schedule["decay"], "floor": schedule["floor"]}
+    other = [f"{key} {value:g}" for key, value in found.items() if value != PAPER_SCHEDULE[key]]
+    return f"wsd({', '.join(other)})" if other else "wsd"
 
 
 def summarise(records: Iterable[RunRecord]) -> list[Summary]:

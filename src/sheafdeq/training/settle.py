@@ -100,7 +100,7 @@ def settle(
     from sheafdeq.training.run import train
 
     path = Path(run)
-    config = TrainingConfig.parse(read_record(path).config, str(path))
+    config = TrainingConfig.of_record(read_record(path).config, str(path))
     results: list[RunResult] = []
     for stage in stage_configs(config, stages):
         result = train(stage.replace(init_from=str(path)), out=out, progress=progress, checkpoint_seconds=checkpoint_seconds)
