@@ -64,6 +64,7 @@ class Cell:
     rank: int | None = None
     note: str = ""  # chosen configuration
     absent: str = "missing"
+    runs: tuple[str, ...] = ()  # ids of the runs behind the number
 
     def text(self) -> str:
         """``98.6 [96.9, 99.1] 5/5 (1st)``, or why there is nothing."""
@@ -226,7 +227,8 @@ def _summary_cell(
         return Cell(form=form)
     marks = tuple(mark for mark, present in (("†", summary.unconverged), ("*", summary.deviations)) if present)
     note = ", ".join(f"{key} {value}" for key, value in summary.options.items()) if show_options else ""
-    return Cell(summary.spread(metric), form, (len(summary.records), planned), marks, None, note)
+    runs = tuple(record.id for record in summary.records)
+    return Cell(summary.spread(metric), form, (len(summary.records), planned), marks, None, note, runs=runs)
 
 
 def _paper_cell(value: Any, form: str) -> Cell:
@@ -408,7 +410,8 @@ def _staleness_cell(study: Mapping[str, Any], condition: tuple[int, int]) -> Cel
             spread = found["d_out"]
             values = None if spread is None else (spread["median"], spread["min"], spread["max"])
             marks = () if study["reference"]["status"] == "converged" else ("†",)
-            return Cell(values, ".2e", (found["counted"], found["samples"]), marks)
+            runs = (study["run"],) if study.get("run") else ()
+            return Cell(values, ".2e", (found["counted"], found["samples"]), marks, runs=runs)
     return None
 
 
