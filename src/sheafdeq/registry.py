@@ -282,6 +282,7 @@ _SPECS = (
             "gain": 0.2,
             "feature_noise": 0.0,
             "edge_dropout": 0.0,
+            "differences": True,
             "gradient": "unrolled",
         },
         propagation="adaptive sheaf propagation, level by level",

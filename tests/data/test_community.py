@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,9 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sheafdeq.data import load_task
-from sheafdeq.data.community import community_graph
+from sheafdeq.data import Graph, load_task
+from sheafdeq.data.catalogue import recorded_digests
+from sheafdeq.data.community import community_graph, with_differences
 from sheafdeq.errors import InputError
+from sheafdeq.registry import build_model
+from sheafdeq.training.loop import shape_of
 
 
 def undirected(graph):
@@ -154,6 +158,7 @@ def test_generation_leaves_the_global_random_state_alone():
         ({"rewiring": "random"}, "released, keep-endpoint, got 'random'"),
         ({"nodes": 8, "communities": 2, "level": 10}, "pairs exist"),
         ({"train_seeds": ()}, "at least one graph seed"),
+        ({"edge_inputs": "length"}, "none, difference, got 'length'"),
     ],
 )
 def test_bad_options_are_named(options, message):
@@ -164,3 +169,60 @@ def test_bad_options_are_named(options, message):
 def test_miniature():
     task = load_task("community", level=5, nodes=60, k=3, train_seeds=(1, 2), test_seeds=(3,))
     assert [split.size for split in task.splits.values()] == [96, 24, 60]
+
+
+# ---------------------------------------------------------------------- differences on the edges
+
+SMALL = {"level": 3, "nodes": 90, "k": 3, "train_seeds": (1, 2), "test_seeds": (3,)}
+
+
+def test_differences_are_what_they_say():
+    plain, task = load_task("community", **SMALL), load_task("community", edge_inputs="difference", **SMALL)
+    assert (plain.edge_dim, task.edge_dim) == (0, 5)
+    for split in task.splits.values():
+        graph = split.graph
+        for edge in range(0, graph.num_edges, 37):
+            u, v = graph.edge_index[:, edge].tolist()
+            dx, dy = (graph.x[u] - graph.x[v]).tolist()
+            expected = torch.tensor([dx, dy, abs(dx), abs(dy), (dx * dx + dy * dy) ** 0.5])
+            torch.testing.assert_close(graph.edge_attr[edge], expected)
+    for a, b in zip(plain.graphs, task.graphs, strict=True):
+        assert torch.equal(a.x, b.x)
+        assert torch.equal(a.edge_index, b.edge_index)
+
+
+def test_differences_ignore_the_origin_and_permute_with_the_nodes():
+    graph, _ = community_graph(5, level=4, nodes=90, k=3)
+    graph = Graph.build(graph.x.double(), graph.edge_index)
+    features = with_differences(graph).edge_attr
+    moved = with_differences(graph.with_features(graph.x + torch.tensor([7.0, -3.0]))).edge_attr
+    torch.testing.assert_close(moved, features)
+    order = torch.randperm(90, generator=torch.Generator().manual_seed(0))
+    place = torch.argsort(order)  # old node -> new node
+    permuted = with_differences(Graph.build(graph.x[order], place[graph.edge_index]))
+    key = place[graph.target] * 90 + place[graph.source]
+    assert torch.equal(permuted.edge_attr, features[torch.argsort(key)])
+
+
+def test_the_published_digests_do_not_change_without_differences():
+    assert load_task("community", level=7).digest == recorded_digests()["community, level 7"]
+    assert load_task("community", level=7, edge_inputs="none").digest == recorded_digests()["community, level 7"]
+    plain, given = load_task("community", **SMALL), load_task("community", edge_inputs="difference", **SMALL)
+    assert "edge_inputs" not in plain.options
+    assert given.options["edge_inputs"] == "difference"
+    assert plain.digest != given.digest
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["sheafdeq", "sheafdeq-no-norm", "graph-attn-deq", "loop-transformer", "sheaf-cascade", "strong-sheaf", "ignn", "dnsd"],
+)
+def test_models_that_take_edge_features_read_the_differences(name):
+    task = load_task("community", edge_inputs="difference", **SMALL)
+    torch.manual_seed(0)
+    model = build_model(name, shape_of(task)).eval()
+    graph = task.test.graph
+    with torch.no_grad():
+        seen = model.run(graph).logits
+        other = model.run(replace(graph, edge_attr=torch.zeros_like(graph.edge_attr))).logits
+    assert torch.equal(seen, other) == (name in ("ignn", "dnsd"))  # these have no place for them

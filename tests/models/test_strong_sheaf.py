@@ -180,6 +180,27 @@ def test_each_level_of_a_cascade_contracts_given_the_level_below(gate, scale):
                 assert THOMPSON(step(x), step(y)).max() <= model.level_rate * THOMPSON(x, y).max()
 
 
+def test_a_cascade_without_differences_reads_the_features_at_the_nodes_alone():
+    """With the node encoders at zero, features reach the output through the differences or not at all."""
+    torch.manual_seed(3)
+    index = torch.randint(0, 7, (2, 16))
+    graphs = [Graph.build(scale * torch.randn(7, 3, dtype=torch.float64), index) for scale in (1.0, 3.0)]
+    for differences in (True, False):
+        model = SheafCascade(3, 2, levels=2, channels=2, hidden=4, differences=differences).double().eval()
+        with torch.no_grad():
+            model.encoder.weight.zero_()
+            model.feature_drive.weight.zero_()
+            first, second = (model.run(graph).logits for graph in graphs)
+        assert torch.equal(first, second) != differences
+    with_edges = SheafCascade(3, 2, levels=2, channels=2, hidden=4, differences=False, edge_dim=2).double().eval()
+    given = Graph.build(graphs[0].x, index, torch.randn(16, 2, dtype=torch.float64))
+    with torch.no_grad():
+        assert not torch.equal(
+            with_edges.run(given).logits,
+            with_edges.run(Graph.build(given.x, given.edge_index, torch.zeros(16, 2, dtype=torch.float64))).logits,
+        )
+
+
 @pytest.mark.parametrize("scale", SCALES)
 def test_cascade_has_one_equilibrium_for_every_weight(scale):
     torch.manual_seed(int(scale * 10))

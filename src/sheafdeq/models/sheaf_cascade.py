@@ -110,6 +110,8 @@ class SheafCascade(EquilibriumModel):
         gain: factor on the Xavier values of W_2 (the tanh gate needs y+- near one at the start; the balance gate does not care).
         feature_noise: standard deviation of Gaussian noise on the node features while training, drawn once a solve.
         edge_dropout: share of the edges that carry no message while training, drawn once a solve.
+        differences: whether the edges see the difference of the raw features at their ends and its length. Without, they see
+            their own features (or nothing) and the states below, as the paper's SheafDEQ does.
         edge_dim: width of the edge features; None without.
         solver: ``None`` (``steps`` Picard steps, staged) or a solver object; its step limit is shared evenly by the levels.
         gradient: as for every equilibrium model; ``"implicit"`` is well posed for every weight here.
@@ -135,6 +137,7 @@ class SheafCascade(EquilibriumModel):
         gain: float = 0.2,
         feature_noise: float = 0.0,
         edge_dropout: float = 0.0,
+        differences: bool = True,
         edge_dim: int | None = None,
         solver: str | Solver | None = None,
         gradient: str | Adjoint = "unrolled",
@@ -165,12 +168,13 @@ class SheafCascade(EquilibriumModel):
         self.shift = self.gate.checked_shift(shift)
         self.gain, self.feature_noise, self.edge_dropout = float(gain), float(feature_noise), float(edge_dropout)
         self.edge_dim = edge_dim or None
-        self.hidden = hidden
+        self.hidden, self.differences = hidden, bool(differences)
+        edge_width = edge_feature_width(in_channels, self.edge_dim, differences=self.differences)
         c = stalk_dim * channels
         groups = 1 if tied else levels
         self.encoder = nn.Linear(in_channels, c)
         self.edge_encoder = nn.Sequential(
-            nn.Linear(edge_feature_width(in_channels, edge_dim), edge_hidden), nn.ReLU(), nn.Linear(edge_hidden, hidden * groups)
+            nn.Linear(edge_width, edge_hidden), nn.ReLU(), nn.Linear(edge_hidden, hidden * groups)
         )
         self.feature_drive = nn.Linear(in_channels, c * groups, bias=False)
         self.level_modules = nn.ModuleList(Level(c, stalk_dim, channels, hidden) for _ in range(groups))
@@ -214,7 +218,7 @@ class SheafCascade(EquilibriumModel):
         x = graph.x
         if self.training and self.feature_noise:
             x = x + self.feature_noise * torch.randn_like(x)
-        edge_hidden = self.edge_encoder(edge_features(graph, x))
+        edge_hidden = self.edge_encoder(edge_features(graph, x, differences=self.differences))
         if self.training and self.edge_dropout:
             keep = 1 - self.edge_dropout
             weight = incidence.edge_weight * torch.empty_like(incidence.edge_weight).bernoulli_(keep) / keep
