@@ -17,15 +17,16 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from sheafdeq.errors import RecordError
+from sheafdeq.regular_file import files_below, read_regular
 
 __all__ = [
     "RECORD_FILE",
@@ -89,7 +90,7 @@ def unseal(data: bytes, source: str) -> Any:
     payload = content["payload"]
     try:
         same = seal(payload) == data and digest_of(payload) == content["sha256"]
-    except ValueError as error:  # NaN or infinity, which the writer refuses
+    except (ValueError, RecursionError) as error:  # NaN or infinity, which the writer refuses
         raise RecordError(f"{source}: holds a number that is not finite: the file was altered") from error
     if not same:
         raise RecordError(f"{source}: the content does not fit its SHA-256: the file was altered; delete it and run again")
@@ -114,11 +115,11 @@ def write_sealed(path: Path, payload: Any) -> None:
 def read_sealed(path: Path) -> Any:
     """Read a sealed file; :class:`RecordError` when it is missing or altered."""
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except FileNotFoundError as error:
         raise RecordError(f"{path}: no such file") from error
     except OSError as error:
-        raise RecordError(f"{path}: cannot be read ({error})") from error
+        raise RecordError(f"{path}: cannot be read ({error.strerror or error})") from error
     return unseal(data, str(path))
 
 
@@ -175,6 +176,30 @@ class SolveFacts(_Frozen):
         return self.to_tolerance and set(self.final) != {"converged"}
 
 
+class _Part(BaseModel):
+    """A part of a stored configuration: what later code relies on is checked, further keys are allowed."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=(), strict=True)
+
+
+class _NamedPart(_Part):
+    name: str
+    options: dict[str, Any]
+
+
+class _SchedulePart(_Part):
+    kind: str
+
+
+class _RunConfig(_Part):
+    seed: int
+    task: _NamedPart
+    model: _NamedPart
+    schedule: _SchedulePart
+    penalties: dict[str, float | int | None]
+    init_from: str | None
+
+
 class RunRecord(_Frozen):
     """One finished run: configuration, curves, solve statistics and the metrics of the best-validation checkpoint."""
 
@@ -193,6 +218,31 @@ class RunRecord(_Frozen):
     curves: dict[str, list[Any]]
     checkpoint: dict[str, str]  # file name -> SHA-256
     timing: dict[str, Any]
+
+    @field_validator("config")
+    @classmethod
+    def _config_has_its_parts(cls, config: dict[str, Any]) -> dict[str, Any]:
+        """Tables, figures and diagnostics read these parts; the rest may differ from version to version."""
+        try:
+            _RunConfig.model_validate(config)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        return config
+
+    @field_validator("scores")
+    @classmethod
+    def _scores_of_every_split(cls, scores: dict[str, float]) -> dict[str, float]:
+        if not {"train", "validation", "test"} <= set(scores):
+            raise ValueError("train, validation and test expected")
+        return scores
+
+    @field_validator("timing")
+    @classmethod
+    def _finished_is_text(cls, timing: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(timing.get("finished", ""), str):
+            raise ValueError("finished must be text")
+        return timing
 
     @property
     def seed(self) -> int:
@@ -242,7 +292,7 @@ class Summary:
         """Test score (or another metric) of every seed that has one."""
         if metric is None:
             return [record.scores["test"] for record in self.records]
-        values = [record.metrics["test"].get(metric) for record in self.records]
+        values = [record.metrics.get("test", {}).get(metric) for record in self.records]
         return [value for value in values if value is not None]
 
     def spread(self, metric: str | None = None) -> tuple[float, float, float] | None:
@@ -272,24 +322,34 @@ def read_record(path: str | os.PathLike[str]) -> RunRecord:
     return RunRecord.parse(read_sealed(path), str(path))
 
 
-def record_paths(folders: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
-    """Run records below the folders, in a fixed order; working directories (dot names) are skipped."""
+def refuse_unreadable(error: OSError) -> None:
+    """A folder that cannot be listed would leave its records out in silence."""
+    raise RecordError(f"{error.filename}: the folder cannot be read ({error.strerror}); its records would be missing") from error
+
+
+def record_paths(
+    folders: Iterable[str | os.PathLike[str]], unreadable: Callable[[OSError], None] = refuse_unreadable
+) -> Iterator[Path]:
+    """Run records below the folders, in a fixed order; working directories (dot names) are skipped.
+
+    ``unreadable`` is told of every folder that cannot be listed.
+    """
     for folder in folders:
-        root = Path(folder)
-        for path in sorted(root.rglob("*.json")):
-            if any(part.startswith(".") for part in path.relative_to(root).parts):
-                continue
+        for path in files_below(Path(folder), ".json", unreadable):
             if path.name == RECORD_FILE or path.name.endswith(".run.json"):
                 yield path
 
 
-def read_records(*folders: str | os.PathLike[str]) -> list[RunRecord]:
+def read_records(
+    *folders: str | os.PathLike[str], unreadable: Callable[[OSError], None] = refuse_unreadable
+) -> list[RunRecord]:
     """All run records below the folders (``record.json`` of a store, ``*.run.json`` of a results folder).
 
-    Of several records with one id, the first is kept; a record that cannot be trusted raises.
+    Of several records with one id, the first is kept; a record that cannot be trusted raises. ``unreadable`` is told of
+    every folder that cannot be listed (default: raise).
     """
     found: dict[str, RunRecord] = {}
-    for path in record_paths(folders):
+    for path in record_paths(folders, unreadable):
         record = read_record(path)
         found.setdefault(record.id, record)
     return list(found.values())

@@ -27,6 +27,11 @@ from sheafdeq.models.strong_sheaf import StrongSheafDEQ
 __all__ = ["COMMUNITY", "MODELS", "ModelSpec", "Shape", "build_model", "model_spec"]
 
 
+_LARGEST_SIZES = {
+    "in_channels": 10**7, "out_channels": 10**7, "edge_dim": 10**6, "stalk_dim": 1024, "channels": 10**6, "steps": 10**4,
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Shape:
     """The sizes a task dictates: features in and out, and the paper's per-task budget (c = d*q, K)."""
@@ -37,6 +42,14 @@ class Shape:
     stalk_dim: int  # d
     channels: int  # q
     steps: int  # K
+
+    def __post_init__(self) -> None:
+        for name, largest in _LARGEST_SIZES.items():
+            value = getattr(self, name)
+            if value is None and name == "edge_dim":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest:
+                raise InputError(f"{name} must be a whole number from 1 to {largest:,}, got {value!r}")
 
     @property
     def width(self) -> int:

@@ -126,13 +126,13 @@ def test_npz_equals_the_object(tmp_path):
 def test_faulty_npz(tmp_path):
     path = tmp_path / "a.npz"
     np.savez(path, **arrays(y=np.array([print] * 10, dtype=object)))
-    with pytest.raises(DataError, match="not an npz archive of plain arrays"):
+    with pytest.raises(DataError, match="y does not hold plain numbers"):
         task_from_npz(path)
     path.write_bytes(b"PK nonsense")
     with pytest.raises(DataError, match="not an npz archive"):
         task_from_npz(path)
     np.savez(path, **arrays(y=np.array(["a"] * 10)))
-    with pytest.raises(DataError, match="y holds <U1"):
+    with pytest.raises(DataError, match="y does not hold plain numbers"):
         task_from_npz(path)
     np.savez(path, x=np.zeros((3, 2)))
     with pytest.raises(InputError, match="no 'edge_index'"):

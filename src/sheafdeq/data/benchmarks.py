@@ -17,9 +17,7 @@ Recommended model sizes (width 48, 20 steps, stalk 3) and a patience of 200 epoc
 
 from __future__ import annotations
 
-import io
 import os
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +26,7 @@ import numpy as np
 import torch
 from scipy import sparse
 
+from sheafdeq.data.archives import read_npz
 from sheafdeq.data.cache import cached
 from sheafdeq.data.files import data_root, manifest, read_files
 from sheafdeq.data.graph import Graph
@@ -157,7 +156,53 @@ def _load(source: Source, root: Root, download: bool) -> Arrays:
     sources = {path: manifest()[path].sha256 for path in paths}
     # Raw files are checked every time, cache or not: what is used is always what the manifest says.
     contents = read_files(paths, root=folder, download=download)
-    return cached(folder, source.name, sources, lambda: source.parse(contents, source.folder))
+    return _checked(source, cached(folder, source.name, sources, lambda: _parsed(source, contents)))
+
+
+def _parsed(source: Source, contents: dict[str, bytes]) -> Arrays:
+    try:
+        return source.parse(contents, source.folder)
+    except (ValueError, KeyError, IndexError, TypeError, OverflowError, AttributeError, MemoryError) as error:
+        raise DataError(f"the files of {source.name} do not have their format: {type(error).__name__}: {error}") from error
+
+
+def _checked(source: Source, arrays: Arrays) -> Arrays:
+    """The arrays, if they fit each other and the data set: a cache on disk could say anything."""
+
+    def fits() -> bool:
+        nodes, folds = source.nodes, arrays["train"].shape[0] if source.graphs == 1 else 0
+        rows = nodes if source.graphs == 1 else source.graphs
+        x_shape = arrays["x"].shape if "x" in arrays else tuple(int(size) for size in arrays["x_shape"])
+        edges, target = arrays["edges"], arrays["target"]
+        whole = all(arrays[key].dtype.kind in "iu" for key in ("edges", "target", "graph_of_node") if key in arrays)
+        return (
+            whole
+            and len(x_shape) == 2
+            and x_shape[0] == nodes
+            and 0 < x_shape[1] <= 2**28 // nodes
+            and edges.ndim == 2
+            and edges.shape[0] == 2
+            and (not edges.size or (int(edges.min()) >= 0 and int(edges.max()) < nodes))
+            and target.shape == (rows,)
+            and int(target.min()) >= 0
+            and int(target.max()) < 1000
+            and all(arrays[key].shape == (folds, nodes) for key in ("train", "validation", "test") if folds)
+            and (source.graphs == 1 or _is_partition(arrays["graph_of_node"], nodes, source.graphs))
+            and ("edge_attr" not in arrays or arrays["edge_attr"].shape[0] == edges.shape[1])
+        )
+
+    try:
+        fine = fits()
+    except (KeyError, IndexError, ValueError, TypeError, OverflowError):
+        fine = False
+    if not fine:
+        raise DataError(f"the parsed arrays of {source.name} do not fit together: delete the folder 'parsed' of the data root")
+    return arrays
+
+
+def _is_partition(graph_of_node: np.ndarray, nodes: int, graphs: int) -> bool:
+    within = graph_of_node.shape == (nodes,) and int(graph_of_node.min()) >= 0 and int(graph_of_node.max()) < graphs
+    return within and not (np.diff(graph_of_node) < 0).any()
 
 
 def _split_row(source: Source, arrays: Arrays, split: int | str) -> int:
@@ -191,8 +236,12 @@ def _features(arrays: Arrays) -> np.ndarray:
     if "x" in arrays:
         return arrays["x"]
     shape = tuple(int(size) for size in arrays["x_shape"])
-    parts = (arrays["x_data"], arrays["x_indices"], arrays["x_indptr"])
-    return sparse.csr_matrix(parts, shape=shape).toarray()
+    try:
+        matrix = sparse.csr_matrix((arrays["x_data"], arrays["x_indices"], arrays["x_indptr"]), shape=shape)
+        matrix.check_format(full_check=True)
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"the cached features are not a matrix ({error}): delete the folder 'parsed' of the data root") from error
+    return matrix.toarray()
 
 
 def _compact(x: np.ndarray) -> Arrays:
@@ -354,11 +403,7 @@ def _npz_splits(contents: dict[str, bytes], prefix: str, n: int) -> Arrays:
 
 
 def _npz(content: bytes, origin: str, keys: tuple[str, ...]) -> Arrays:
-    try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as data:
-            return {key: data[key] for key in keys}
-    except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{origin} is not the npz archive it should be: {error}") from error
+    return read_npz(content, origin, keys, required=True)
 
 
 def _integers(content: bytes, origin: str) -> np.ndarray:

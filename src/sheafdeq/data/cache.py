@@ -16,6 +16,7 @@ from safetensors.numpy import load, save
 
 from sheafdeq.data.files import write_atomically
 from sheafdeq.errors import DataError
+from sheafdeq.regular_file import read_regular
 
 __all__ = ["cached"]
 
@@ -30,12 +31,15 @@ def cached(
     path = folder / "parsed" / f"{name}-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}.safetensors"
     seal = path.with_suffix(".sha256")
     if path.is_file() and seal.is_file():
-        content = path.read_bytes()
-        if hashlib.sha256(content).hexdigest() != seal.read_text(encoding="ascii", errors="replace").strip():
+        try:
+            content, sealed = read_regular(path), read_regular(seal, 4096)
+        except OSError as error:
+            raise DataError(f"the cache {path} cannot be read ({error.strerror}): delete it") from error
+        if hashlib.sha256(content).hexdigest() != sealed.decode("ascii", errors="replace").strip():
             raise DataError(f"the cache {path} does not match its SHA-256: delete it, it will be made anew")
         try:
             return load(content)
-        except SafetensorError as error:
+        except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OverflowError) as error:
             raise DataError(f"the cache {path} is not a safetensors file ({error}): delete it") from error
     arrays = {key: np.ascontiguousarray(value) for key, value in parse().items()}
     content = save(arrays)

@@ -7,7 +7,7 @@ import hashlib
 import io
 import math
 import os
-import zipfile
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,17 +17,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sheafdeq.data.archives import read_npz
 from sheafdeq.data.chains import random_masks
 from sheafdeq.data.graph import Graph
 from sheafdeq.data.objective import Classification, GraphClassification, Objective, Regression
 from sheafdeq.data.task import Dimensions, Split, Task
 from sheafdeq.errors import DataError, InputError
+from sheafdeq.regular_file import read_regular
 
 __all__ = ["task_from", "task_from_csv", "task_from_npz"]
 
 _PARTS = ("train", "validation", "test")
 _MASKS = {"train": ("train_mask",), "validation": ("val_mask", "validation_mask"), "test": ("test_mask",)}
+_ARRAYS = ("x", "edge_index", "edge_attr", "y", "train_mask", "val_mask", "validation_mask", "test_mask")
 _SPLIT_WORDS = {"train": 0, "validation": 1, "val": 1, "valid": 1, "test": 2, "": -1}
+_FREE_CLASSES = 1000
+_LARGEST_OUTPUT = 2**28  # numbers in one (nodes, classes) tensor, 2 GiB of float64
 Path_ = str | os.PathLike[str]
 
 
@@ -82,23 +87,24 @@ def task_from_npz(path: Path_, **settings: Any) -> Task:
     Optional: ``edge_attr`` (e, d_e), ``train_mask``, ``val_mask``, ``test_mask`` (see :func:`task_from`). Arrays of
     Python objects are refused: they would have to be unpickled.
     """
-    content = Path(path).read_bytes()
-    try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-            arrays = {key: archive[key] for key in archive.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, AttributeError) as error:
-        raise DataError(f"{path} is not an npz archive of plain arrays: {error}") from error
+    content = _bytes(path)
+    arrays = read_npz(content, str(path), (*_ARRAYS, "edges"))
     if "edges" in arrays and "edge_index" not in arrays:
         arrays["edge_index"] = arrays["edges"].T
     record = _Record()
-    for key in ("x", "edge_index", "edge_attr", "y", "train_mask", "val_mask", "validation_mask", "test_mask"):
+    for key in _ARRAYS:
         if key in arrays:
             array = np.ascontiguousarray(arrays[key])
-            if array.dtype.kind not in "fiub":
-                raise DataError(f"{path}: {key} holds {array.dtype}, expected numbers")
             if key in ("x", "edge_attr"):
-                array = array.astype(np.float32)
-            setattr(record, key, torch.from_numpy(array.astype(array.dtype.newbyteorder("="))))
+                with np.errstate(over="ignore"):  # too large for float32: infinity, which the graph's checks name
+                    array = array.astype(np.float32)
+            elif array.dtype.kind == "f":
+                array = array.astype(np.float64)
+            elif array.dtype.kind == "u" and array.dtype.itemsize > 1:
+                if array.size and int(array.max()) > np.iinfo(np.int64).max:
+                    raise DataError(f"{path}: {key} holds {int(array.max())}, which is beyond 64-bit integers")
+                array = array.astype(np.int64)  # torch computes with signed integers
+            setattr(record, key, torch.from_numpy(array))
     settings.setdefault("name", Path(path).stem)
     return _with_source(task_from(record, **settings), npz=content)
 
@@ -217,11 +223,13 @@ def _checked_target(y: Any, graph: Graph, origin: str) -> Tensor:
     if y.shape[0] not in rows:
         raise InputError(f"{origin} has {y.shape[0]} rows, but there are {rows[0]} nodes and {rows[1]} graphs")
     if y.is_floating_point():
-        y = y.unsqueeze(1) if y.dim() == 1 else y
+        y = (y.unsqueeze(1) if y.dim() == 1 else y).float()
+        if y.dim() != 2 or y.shape[1] == 0:
+            raise InputError(f"{origin} must have shape (rows,) or (rows, targets), got {tuple(y.shape)}")
         wrong = ~torch.isfinite(y).all(dim=1)
         if bool(wrong.any()):
-            raise InputError(f"{origin} is NaN or infinite in row {int(wrong.nonzero()[0])}")
-        return y.float()
+            raise InputError(f"{origin} is NaN or infinite (in float32) in row {int(wrong.nonzero()[0])}")
+        return y
     if y.dim() == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.dim() != 1:
@@ -289,7 +297,7 @@ def _assemble(
             if bool(unknown.any()):
                 row = int(unknown.nonzero()[0])
                 raise InputError(f"row {row} of the {part} split has class {int(s.target[row])}: classes start at 0")
-        out_channels = 1 + max(int(s.target.max()) for s in splits)
+        out_channels = _checked_classes(splits)
         kind = GraphClassification if per_graph == {True} else Classification
         objective = kind(max(out_channels, 2), metric)
         out_channels = max(out_channels, 2)
@@ -307,12 +315,28 @@ def _assemble(
     )
 
 
+def _checked_classes(splits: Sequence[Split]) -> int:
+    """Number of classes C; every output, loss and metric is (rows, C), so C is bounded by what the targets hold.
+
+    Up to ``_FREE_CLASSES`` may be skipped in the numbering; beyond, every class must occur, and the outputs fit memory.
+    """
+    distinct = torch.unique(torch.cat([torch.unique(s.target) for s in splits])).numel()
+    largest, rows = max(int(s.target.max()) for s in splits), max(s.graph.num_nodes for s in splits)
+    allowed = max(_FREE_CLASSES, min(distinct, _LARGEST_OUTPUT // max(rows, 1)))
+    if largest >= allowed:
+        raise InputError(
+            f"y holds class {largest}, but only {distinct} classes occur in {rows} nodes: number them from 0 without "
+            "gaps, or give real numbers (float) for regression"
+        )
+    return 1 + largest
+
+
 # ---------------------------------------------------------------------------------------------- tables
 
 
 def _table(path: Path_) -> tuple[list[tuple[int, dict[str, str]]], list[str], bytes]:
     """Rows with their line numbers, column names, and the bytes read."""
-    content = Path(path).read_bytes()
+    content = _bytes(path)
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -327,9 +351,10 @@ def _table(path: Path_) -> tuple[list[tuple[int, dict[str, str]]], list[str], by
                 continue
             if not columns:
                 columns = cells
-                repeated = {column for column in columns if columns.count(column) > 1}
-                if repeated or "" in columns:
-                    raise DataError(f"{path}, line 1: column names must be there and differ, got {', '.join(columns)}")
+                repeated = [repr(name[:40]) for name, count in Counter(columns).items() if count > 1 or not name]
+                if repeated:
+                    named = ", ".join(repeated[:12]) + (", ..." if len(repeated) > 12 else "")
+                    raise DataError(f"{path}, line 1: column names must be there and differ, look at {named}")
                 continue
             if len(cells) != len(columns):
                 raise DataError(f"{path}, line {reader.line_num}: {len(cells)} cells where the header has {len(columns)}")
@@ -353,7 +378,14 @@ def _number(path: Path_, line: int, column: str, cell: str) -> float:
 
 def _class_order(word: str) -> tuple[int, float, str]:
     """Whole numbers in their order, then words in theirs."""
-    return (0, int(word), "") if word.isdecimal() else (1, 0, word)
+    return (0, int(word), "") if word.isdecimal() and len(word) <= 18 else (1, 0, word)
+
+
+def _bytes(path: Path_) -> bytes:
+    try:
+        return read_regular(path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
 def _with_source(task: Task, **contents: bytes) -> Task:

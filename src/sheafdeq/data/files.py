@@ -8,25 +8,33 @@ asks for it.
 from __future__ import annotations
 
 import hashlib
+import http.client
 import io
 import json
+import lzma
 import os
 import tempfile
+import time
 import urllib.error
 import urllib.request
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from sheafdeq.errors import DataError
+from sheafdeq.regular_file import read_regular
 
 __all__ = ["KnownFile", "data_root", "manifest", "read_files", "write_atomically"]
 
 _LARGEST_ARCHIVE = 64 * 2**20
-_TIMEOUT_SECONDS = 60
+_TIMEOUT_SECONDS = 60  # without a byte
+_LONGEST_SECONDS = 1800  # for a whole file: a server that sends a byte a minute is given up
+_BLOCK = 2**20
 
 
 @dataclass(frozen=True)
@@ -53,7 +61,10 @@ def data_root(root: str | os.PathLike[str] | None = None) -> Path:
     if root is not None:
         return Path(root)
     named = os.environ.get("SHEAFDEQ_DATA")
-    return Path(named) if named else Path.home() / ".cache" / "sheafdeq"
+    try:
+        return Path(named) if named else Path.home() / ".cache" / "sheafdeq"
+    except RuntimeError as error:
+        raise DataError(f"no data folder ({error}): set the variable SHEAFDEQ_DATA") from error
 
 
 def read_files(
@@ -66,19 +77,25 @@ def read_files(
     """The checked bytes of every file; :class:`~sheafdeq.errors.DataError` says exactly what is missing or wrong."""
     folder = data_root(root)
     known = manifest() if known is None else known
-    missing = [known[path] for path in paths if not (folder / path).is_file()]
+    missing = [known[path] for path in paths if not _present(folder / path)]
     if missing and not download:
         raise DataError(_instructions(folder, missing))
     archives: dict[str, bytes] = {}
     for file in missing:
         content = _fetch(file, archives)
         _check(file, content, f"the download from {file.address}")
-        write_atomically(folder / file.path, content)
+        try:
+            write_atomically(folder / file.path, content)
+        except OSError as error:
+            raise DataError(f"cannot store {folder / file.path}: {error.strerror or error}") from error
     contents = {}
     for path in paths:
-        # Read no more than one byte beyond the expected size: a huge file is refused without being loaded.
-        with open(folder / path, "rb") as stream:
-            contents[path] = stream.read(known[path].size + 1)
+        try:  # a larger file is refused without being loaded
+            contents[path] = read_regular(folder / path, known[path].size)
+        except OSError as error:
+            raise DataError(
+                f"the file {folder / path} cannot be used: {error.strerror or error}; delete it and get it again"
+            ) from error
         _check(known[path], contents[path], f"the file {folder / path}")
     return contents
 
@@ -94,6 +111,17 @@ def write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def _present(path: Path) -> bool:
+    """Whether a file is there; a path that cannot even be looked at is named."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError) as error:
+        raise DataError(f"the data file {path} cannot be looked at: {getattr(error, 'strerror', None) or error}") from error
+    return True
 
 
 def _check(file: KnownFile, content: bytes, origin: str) -> None:
@@ -121,7 +149,7 @@ def _fetch(file: KnownFile, archives: dict[str, bytes]) -> bytes:
     try:
         with zipfile.ZipFile(io.BytesIO(archives[address])) as archive, archive.open(member) as stream:
             return stream.read(file.size + 1)
-    except (zipfile.BadZipFile, KeyError) as error:
+    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, KeyError, EOFError, ValueError, RuntimeError, OSError) as error:
         raise DataError(f"{address} is not a zip archive with the member {member}: {error}") from error
 
 
@@ -130,12 +158,23 @@ def _read_address(address: str, limit: int) -> bytes:
         raise DataError(f"{address!r} is not an http address")
     try:
         with urllib.request.urlopen(address, timeout=_TIMEOUT_SECONDS) as response:
-            return response.read(limit)
-    except (urllib.error.URLError, OSError, ValueError) as error:
+            return _read_all(response, limit)
+    except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
         raise DataError(
             f"could not download {address}: {error}. Get the file on a machine with a network and put it in the data "
             "folder, see `sheafdeq tasks show` for its place"
         ) from error
+
+
+def _read_all(response: Any, limit: int) -> bytes:
+    """At most ``limit`` bytes within ``_LONGEST_SECONDS``."""
+    begun, blocks, size = time.monotonic(), [], 0
+    while size < limit and (block := response.read(min(_BLOCK, limit - size))):
+        blocks.append(block)
+        size += len(block)
+        if time.monotonic() - begun > _LONGEST_SECONDS:
+            raise TimeoutError(f"{size} bytes after {_LONGEST_SECONDS} seconds, given up")
+    return b"".join(blocks)
 
 
 def _instructions(folder: Path, missing: Sequence[KnownFile]) -> str:

@@ -21,6 +21,7 @@ from sheafdeq.equilibrium import GraphModel
 from sheafdeq.errors import InputError, RecordError
 from sheafdeq.records import read_sealed, write_bytes, write_sealed
 from sheafdeq.registry import Shape, build_model
+from sheafdeq.regular_file import read_regular
 
 __all__ = [
     "CHECKPOINT_FACTS",
@@ -46,8 +47,10 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
 
 def load_tensors(path: Path, sha256: str) -> dict[str, Tensor]:
     """Read tensors whose file has the given SHA-256; :class:`RecordError` otherwise."""
+    if not isinstance(sha256, str):
+        raise RecordError(f"{path}: its SHA-256 is {type(sha256).__name__} instead of text: the file beside it was altered")
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError as error:
         raise RecordError(f"{path}: cannot be read ({error.strerror})") from error
     found = hashlib.sha256(data).hexdigest()
@@ -57,7 +60,7 @@ def load_tensors(path: Path, sha256: str) -> dict[str, Tensor]:
         )
     try:
         return safetensors.torch.load(data)
-    except (SafetensorError, ValueError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OverflowError) as error:
         raise RecordError(f"{path}: not a safetensors file ({error})") from error
 
 
@@ -83,17 +86,25 @@ def load_checkpoint(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]
     folder = path if path.is_dir() else path.parent
     facts_name = path.with_suffix(".json").name if path.suffix in {".safetensors", ".json"} else CHECKPOINT_FACTS
     facts = read_sealed(folder / facts_name)
-    if not isinstance(facts, dict) or not {"model", "options", "shape", "tensors"} <= set(facts):
+    parts = {"model": str, "options": dict, "shape": dict, "tensors": str}
+    if not isinstance(facts, dict) or not all(isinstance(facts.get(key), kind) for key, kind in parts.items()):
         raise RecordError(f"{folder / facts_name}: not a checkpoint (model, options, shape and tensors expected)")
     return load_tensors((folder / facts_name).with_suffix(".safetensors"), facts["tensors"]), facts
 
 
 def load_model(path: str | Path) -> GraphModel:
-    """Rebuild the model of a checkpoint, in evaluation mode."""
+    """Rebuild the model of a checkpoint, in evaluation mode.
+
+    The model is first laid out without memory (torch's ``meta`` device) and compared with the tensors of the file: sizes
+    the file does not hold are never allocated.
+    """
     tensors, facts = load_checkpoint(path)
     try:
-        model = build_model(facts["model"], Shape(**facts["shape"]), **facts["options"])
-    except (InputError, TypeError) as error:
+        shape = Shape(**facts["shape"])
+        with torch.device("meta"):
+            _check_fit(build_model(facts["model"], shape, **facts["options"]), tensors, str(path))
+        model = build_model(facts["model"], shape, **facts["options"])
+    except (InputError, TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise RecordError(f"{path}: this version cannot build its model: {error}") from error
     restore_parameters(model, tensors, str(path))
     return model.eval()
@@ -101,11 +112,22 @@ def load_model(path: str | Path) -> GraphModel:
 
 def restore_parameters(model: GraphModel, tensors: Mapping[str, Tensor], source: str) -> None:
     """Load parameters and buffers; names, shapes and types must all fit."""
-    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if expected != found:
-        differing = sorted(set(expected.items()) ^ set(found.items()))
-        raise RecordError(f"{source}: the parameters do not fit the model, first difference at {differing[0][0]!r}")
+    _check_fit(model, tensors, source)
     floating = next((tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()), torch.float32)
     model.to(floating)
     model.load_state_dict(dict(tensors))
+
+
+def _check_fit(model: GraphModel, tensors: Mapping[str, Tensor], source: str) -> None:
+    """Names, shapes and kinds of number agree, and all real numbers are float32 or all are float64."""
+    expected = {name: (tuple(tensor.shape), _kind(tensor)) for name, tensor in model.state_dict().items()}
+    found = {name: (tuple(tensor.shape), _kind(tensor)) for name, tensor in tensors.items()}
+    if expected != found:
+        differing = sorted({name for name in {*expected, *found} if expected.get(name) != found.get(name)})
+        raise RecordError(f"{source}: the parameters do not fit the model, first difference at {differing[0]!r}")
+    if len({tensor.dtype for tensor in tensors.values() if _kind(tensor) == "real"}) > 1:
+        raise RecordError(f"{source}: the parameters mix float32 and float64")
+
+
+def _kind(tensor: Tensor) -> str:
+    return "real" if tensor.dtype in (torch.float32, torch.float64) else str(tensor.dtype)
