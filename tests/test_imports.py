@@ -11,8 +11,10 @@ ROOT = Path(sheafdeq.__file__).parent
 ALLOWED = {
     "errors": {"solvers"},  # typing only, behind TYPE_CHECKING
     "distances": {"errors"},
-    "records": {"errors"},
-    "data": {"errors"},
+    "regular_file": set(),
+    "options": {"errors"},
+    "records": {"regular_file", "errors"},
+    "data": {"regular_file", "options", "errors"},
     "recurrence": {"data", "errors"},
     "solvers": {"distances", "errors"},
     "adjoints": {"solvers", "distances", "errors"},
@@ -21,14 +23,20 @@ ALLOWED = {
     "models": {"data", "recurrence", "solvers", "adjoints", "equilibrium", "kernels", "distances", "theory", "errors"},
     "theory": {"data", "recurrence", "solvers", "models", "distances", "errors"},  # of models only the operator
     "testing": {"data", "recurrence", "solvers", "adjoints", "equilibrium", "models", "distances", "errors"},
-    "registry": {"equilibrium", "models", "data", "errors"},
+    "registry": {"equilibrium", "models", "data", "options", "errors"},
     "diagnostics": {"data", "recurrence", "solvers", "equilibrium", "distances", "errors"},
     "asynchronous": {"data", "recurrence", "solvers", "equilibrium", "distances", "diagnostics", "errors"},
     "certificates": {
         "data", "recurrence", "solvers", "adjoints", "equilibrium", "models", "theory", "distances", "diagnostics", "errors",
     },
-    "training": {"data", "equilibrium", "registry", "records", "solvers", "adjoints", "recurrence", "distances", "errors", "models"},
-    "report": {"records", "errors"},
+    "training": {
+        "data", "equilibrium", "registry", "records", "regular_file", "options", "solvers", "adjoints", "recurrence", "distances", "errors",
+        "models",
+    },
+    "report": {"records", "regular_file", "options", "errors"},
+    "fuzzing": {
+        "data", "equilibrium", "registry", "records", "regular_file", "options", "models", "kernels", "training", "report", "cli", "errors",
+    },
 }
 
 

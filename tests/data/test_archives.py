@@ -144,7 +144,7 @@ def test_a_wide_header_costs_linear_time(tmp_path):
     (tmp_path / "n.csv").write_text(",".join(["node", "label", *columns, "c7", "c7"]) + "\n")
     (tmp_path / "e.csv").write_text("source,target\n")
     begun = time.perf_counter()
-    with pytest.raises(DataError, match="differ, look at 'c7'$"):
+    with pytest.raises(DataError, match=r"differ, look at 'c7'$"):
         task_from_csv(tmp_path / "n.csv", tmp_path / "e.csv")
     assert time.perf_counter() - begun < 5  # the quadratic check took 33 s for 20,000 columns
 
