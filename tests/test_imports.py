@@ -37,6 +37,12 @@ ALLOWED = {
     "fuzzing": {
         "data", "equilibrium", "registry", "records", "regular_file", "options", "models", "kernels", "training", "report", "cli", "errors",
     },
+    "distributed": {
+        "data", "recurrence", "solvers", "adjoints", "equilibrium", "distances", "diagnostics", "certificates", "models", "errors",
+        "__version__",
+    },
+    "training": {"data", "equilibrium", "registry", "records", "solvers", "adjoints", "recurrence", "distances", "errors", "models"},
+    "report": {"records", "errors"},
 }
 
 

@@ -16,6 +16,7 @@ __all__ = [
     "RecordError",
     "SheafDEQError",
     "UsageError",
+    "WorkerError",
 ]
 
 
@@ -37,6 +38,10 @@ class DataError(SheafDEQError):
 
 class RecordError(SheafDEQError):
     """A run record or checkpoint is missing, corrupt or not what its hash says."""
+
+
+class WorkerError(SheafDEQError):
+    """A worker of a distributed run failed, or could not be brought back; the message says which and why."""
 
 
 class ConvergenceError(SheafDEQError):

@@ -8,7 +8,8 @@
   do not depend on the order in which edges were supplied. ``edge_order`` maps a sorted position back to the
   position in the user's ``edge_index``.
 * The *degree* of ``v`` is its number of incoming stored edges. It is clamped to one where it divides, so an
-  isolated node keeps its own state and receives nothing.
+  isolated node keeps its own state and receives nothing. In a part of a larger graph some edges are stored
+  elsewhere; then ``incoming`` holds the true counts, and they take the place of the stored ones.
 * A self-loop is a stored edge like any other: it counts once in the degree, sends a message and adds its
   diagonal term. Duplicate edges are parallel edges: each counts.
 * Several graphs form one :class:`Graph` by disjoint union; ``graph_of_node`` (non-decreasing) says which
@@ -18,7 +19,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -46,6 +47,7 @@ class Graph:
     graph_of_node: Tensor | None = None  # (n,) int64; None means one graph
     num_graphs: int = 1
     edge_order: Tensor | None = field(default=None, repr=False)  # (e,) sorted position -> supplied position
+    incoming: Tensor | None = field(default=None, repr=False)  # (n,) int64 true in-degrees; None: as stored
 
     # ------------------------------------------------------------------ construction
 
@@ -117,6 +119,7 @@ class Graph:
             edge_attr=torch.cat([g.edge_attr for g in graphs]) if all(with_attr) else None,  # type: ignore[misc]
             graph_of_node=torch.cat(ids),
             num_graphs=graph_offset,
+            incoming=None if all(g.incoming is None for g in graphs) else torch.cat([g.in_degree for g in graphs]),
         )
 
     # ------------------------------------------------------------------ sizes and derived structure
@@ -170,11 +173,15 @@ class Graph:
         counts = torch.bincount(self.source, minlength=self.num_nodes)
         return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
+    @property
+    def in_degree(self) -> Tensor:
+        """(n,) int64 number of incoming edges: ``incoming`` where given, else the stored ones."""
+        return self.pointer.diff() if self.incoming is None else self.incoming
+
     @cached_property
     def degree(self) -> Tensor:
-        """(n,) number of incoming stored edges, in the dtype of ``x``, clamped to at least one."""
-        counts = self.pointer[1:] - self.pointer[:-1]
-        return counts.clamp(min=1).to(self.x.dtype)
+        """(n,) number of incoming edges, in the dtype of ``x``, clamped to at least one."""
+        return self.in_degree.clamp(min=1).to(self.x.dtype)
 
     @cached_property
     def edge_weight(self) -> Tensor:
@@ -194,13 +201,14 @@ class Graph:
             None if self.graph_of_node is None else self.graph_of_node.to(x.device),
             self.num_graphs,
             None if self.edge_order is None else self.edge_order.to(x.device),
+            None if self.incoming is None else self.incoming.to(x.device),
         )
 
     def with_features(self, x: Tensor) -> Graph:
         """The same edges with other node features (same number of nodes)."""
         if x.shape[0] != self.num_nodes:
             raise InputError(f"features have {x.shape[0]} rows, the graph has {self.num_nodes} nodes")
-        return Graph(x, self.edge_index, self.edge_attr, self.graph_of_node, self.num_graphs, self.edge_order)
+        return replace(self, x=x)
 
     def __repr__(self) -> str:
         parts = [f"nodes={self.num_nodes}", f"edges={self.num_edges}", f"features={self.x.shape[1]}"]

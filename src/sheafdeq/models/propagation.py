@@ -238,12 +238,12 @@ class FixedWeights:
 def gcn_weights(graph: Graph, *, self_loops: bool) -> FixedWeights:
     r"""D^{-1/2} A D^{-1/2}, or with self-loops :math:`D_+^{-1/2} (A + I) D_+^{-1/2}`; kept as long as the graph lives.
 
-    Degrees count incoming stored edges (plus one with ``self_loops``) and are clamped to one where they divide.
+    Degrees count incoming edges (plus one with ``self_loops``) and are clamped to one where they divide.
     """
     known = _WEIGHTS.setdefault(graph, {})
     if self_loops not in known:
         if self_loops:
-            root = (graph.pointer.diff() + 1).to(graph.x.dtype).rsqrt()
+            root = (graph.in_degree + 1).to(graph.x.dtype).rsqrt()
             edge = root.index_select(0, graph.source) * root.index_select(0, graph.target)
             known[self_loops] = FixedWeights(edge, root.square())
         else:
