@@ -41,8 +41,6 @@ ALLOWED = {
         "data", "recurrence", "solvers", "adjoints", "equilibrium", "distances", "diagnostics", "certificates", "models", "errors",
         "__version__",
     },
-    "training": {"data", "equilibrium", "registry", "records", "solvers", "adjoints", "recurrence", "distances", "errors", "models"},
-    "report": {"records", "errors"},
 }
 
 
