@@ -21,6 +21,7 @@ from sheafdeq.models.mlp import MLP
 from sheafdeq.models.neural_sheaf_diffusion import NeuralSheafDiffusion
 from sheafdeq.models.sheaf_cascade import SheafCascade
 from sheafdeq.models.sheaf_deq import SheafDEQ
+from sheafdeq.models.sheaf_relay import SheafRelay
 from sheafdeq.models.strong_attention import StrongAttnDEQ
 from sheafdeq.models.strong_sheaf import StrongSheafDEQ
 
@@ -302,6 +303,18 @@ _SPECS = (
         well_posedness="strong subhomogeneity, for every weight",
         gradient="unrolled differentiation",
         inference="recurrence",
+        in_paper=False,
+    ),
+    ModelSpec(
+        "sheaf-relay",
+        "Sheaf Relay",
+        "sheaf-relay",
+        _stalked(SheafRelay, edges=True),
+        {"hidden": 16, "transport": "free", "core_rate": 0.9, "max_degree": 64, "steps": 1000, "tolerance": 1e-6, "gradient": "unrolled"},
+        propagation="transport along paths that do not turn back",
+        well_posedness="acyclic outside the 2-core, contraction inside, for every weight",
+        gradient="unrolled differentiation",
+        inference="recurrence to tolerance",
         in_paper=False,
     ),
     ModelSpec(

@@ -167,7 +167,7 @@ def test_a_changed_bit_changes_the_digest():
 def test_unknown_names_and_options_are_listed():
     with pytest.raises(InputError, match=r"no task 'comunity'; tasks are community, counting"):
         load_task("comunity")
-    with pytest.raises(InputError, match=r"no option chain; its options are chains, features, seed"):
+    with pytest.raises(InputError, match=r"no option chain; its options are chains, shortest, features, seed, split_by, scale"):
         load_task("counting", chain=3)
     with pytest.raises(InputError, match="no option level"):
         load_task("sums", level=3)

@@ -95,7 +95,7 @@ def test_own_graph(capsys, tmp_path):
         (("--npz", "absent.npz", "--level", "3"), 2, "for named tasks"),
         (("nothing",), 1, "there is no task 'nothing'"),
         (("community", "--level", "12"), 1, "level must be an integer from 0 to 10, got 12"),
-        (("counting", "--option", "chain=3"), 1, "its options are chains, features, seed"),
+        (("counting", "--option", "chain=3"), 1, "its options are chains, shortest, features, seed, split_by, scale"),
         (("counting", "--option", "chains=9", "--plot", "picture.nonsense"), 2, "cannot write"),
     ],
 )

@@ -6,8 +6,10 @@
 * **Sums**: ``chains`` chains of ``length`` nodes with fair binary features; the target is the chain's sum of
   features.
 
-Both are transductive: one graph, node masks 60/20/20 from one permutation. Targets are divided by the mean
-raw target of the training nodes (see :class:`~sheafdeq.data.objective.Regression`).
+Both have masks 60/20/20 from one permutation: of the nodes (``split_by="node"``, the paper's, in which a test node has labelled
+neighbours in its own chain, and the target is the same all along a chain), or of the chains (``split_by="chain"``, which does not
+leak). Targets are divided by the mean raw target of the training nodes (see :class:`~sheafdeq.data.objective.Regression`), or by
+``scale`` where that is given: a model trained on short chains is judged on long ones in the units it was trained in.
 """
 
 from __future__ import annotations
@@ -25,13 +27,23 @@ from sheafdeq.errors import InputError
 __all__ = ["counting", "random_masks", "sums"]
 
 
-def counting(*, chains: int = 50, features: str = "degree", seed: int = 42) -> Task:
-    """Chains of 1 to ``chains`` nodes, each node asked for the length of its chain."""
+def counting(
+    *,
+    chains: int = 50,
+    shortest: int = 1,
+    features: str = "degree",
+    seed: int = 42,
+    split_by: str = "node",
+    scale: float | None = None,
+) -> Task:
+    """Chains of ``shortest`` to ``chains`` nodes, each node asked for the length of its chain."""
     if chains < 2:
         raise InputError(f"chains must be at least 2, got {chains}")
+    if not 1 <= shortest < chains:
+        raise InputError(f"shortest must be from 1 to {chains - 1} (below chains), got {shortest}")
     if features not in ("degree", "one-hot"):
         raise InputError(f"features must be 'degree' or 'one-hot', got {features!r}")
-    lengths = torch.arange(1, chains + 1)
+    lengths = torch.arange(shortest, chains + 1)
     edge_index, chain_of_node = _chains(lengths)
     degree = torch.bincount(edge_index[1], minlength=len(chain_of_node))
     x = torch.eye(3)[degree] if features == "one-hot" else degree.float().unsqueeze(1)
@@ -39,11 +51,15 @@ def counting(*, chains: int = 50, features: str = "degree", seed: int = 42) -> T
         "counting",
         Graph.build(x, edge_index, batch=chain_of_node),
         lengths[chain_of_node],
-        {"chains": chains, "features": features, "seed": seed},
+        _options({"chains": chains, "features": features, "seed": seed}, shortest=(shortest, 1)),
+        split_by,
+        scale,
     )
 
 
-def sums(*, chains: int = 2000, length: int = 50, seed: int = 42) -> Task:
+def sums(
+    *, chains: int = 2000, length: int = 50, seed: int = 42, split_by: str = "node", scale: float | None = None
+) -> Task:
     """Chains of ``length`` nodes with features 0 or 1, each node asked for the sum over its chain."""
     if chains < 2 or length < 1:
         raise InputError(f"sums needs at least 2 chains of at least 1 node, got {chains} of {length}")
@@ -54,6 +70,8 @@ def sums(*, chains: int = 2000, length: int = 50, seed: int = 42) -> Task:
         Graph.build(bits.float().reshape(-1, 1), edge_index, batch=chain_of_node),
         bits.sum(dim=1)[chain_of_node],
         {"chains": chains, "length": length, "seed": seed},
+        split_by,
+        scale,
     )
 
 
@@ -79,16 +97,36 @@ def _chains(lengths: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat([forward, forward.flip(0)], dim=1), chain_of_node
 
 
-def _task(name: str, graph: Graph, raw: Tensor, options: dict[str, Any]) -> Task:
-    train, validation, test = random_masks(graph.num_nodes, options["seed"])
-    scale = raw[train].double().mean().item()
+def _options(named: dict[str, Any], **others: tuple[Any, Any]) -> dict[str, Any]:
+    """The options a task reports: ``named``, and of ``others`` (value, default) those that are not their default."""
+    return {**named, **{key: value for key, (value, default) in others.items() if value != default}}
+
+
+def _masks(graph: Graph, seed: int, split_by: str) -> tuple[Tensor, Tensor, Tensor]:
+    if split_by == "node":
+        return random_masks(graph.num_nodes, seed)
+    if split_by == "chain":
+        train, validation, test = random_masks(graph.num_graphs, seed)
+        chain = graph.graph_ids
+        return train[chain], validation[chain], test[chain]
+    raise InputError(f"split_by must be 'node' (the paper's) or 'chain' (no leak), got {split_by!r}")
+
+
+def _task(name: str, graph: Graph, raw: Tensor, options: dict[str, Any], split_by: str, scale: float | None) -> Task:
+    options = _options(options, split_by=(split_by, "node"), scale=(scale, None))
+    train, validation, test = _masks(graph, options["seed"], split_by)
+    mean = raw[train].double().mean().item()
+    if scale is None:
+        scale = mean
+    elif not 0 < scale < float("inf"):
+        raise InputError(f"scale must be a positive number, got {scale!r}")
     target = (raw.double() / scale).float().unsqueeze(1)
     return Task(
         name=name,
         train=Split(graph, target, train),
         validation=Split(graph, target, validation),
         test=Split(graph, target, test),
-        objective=Regression(scale),
+        objective=Regression(scale, mean=mean / scale),
         dimensions=Dimensions(6, 50, 3, 2),
         patience=200,
         out_channels=1,

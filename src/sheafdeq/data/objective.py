@@ -145,14 +145,16 @@ class Regression(Objective):
     rows, so a model's outputs are in these units too and ``scale * outputs`` are raw predictions. With y the
     raw target and p the raw prediction,
 
-        loss = mean((p - y)^2) / scale^2,   relative_rmse = sqrt(mean((p - y)^2)) / scale,
+        loss = mean((p - y)^2) / scale^2,   relative_rmse = sqrt(mean((p - y)^2)) / (scale * mean),
         mse = mean((p - y)^2),              r2 = 1 - mean((p - y)^2) / var(y).
 
-    The score is ``-relative_rmse``, the only reading of the paper's "-MSE" column that fits its own numbers.
+    The score is ``-relative_rmse``, the only reading of the paper's "-MSE" column that fits its own numbers. ``mean`` is the
+    mean target in units of ``scale``: one, unless the scale was given from outside.
     """
 
     scale: float
     width: int = 1
+    mean: float = 1.0
 
     kind = "node regression"
     metric_names = ("relative_rmse", "mse", "r2")
@@ -173,7 +175,7 @@ class Regression(Objective):
         error = (predicted - target).square().mean().item()
         variance = (target - target.mean(dim=0)).square().mean().item()
         r2 = 1.0 - error / variance if variance > 0 else float("nan")
-        return {"relative_rmse": error**0.5, "mse": error * self.scale**2, "r2": r2}
+        return {"relative_rmse": error**0.5 / self.mean, "mse": error * self.scale**2, "r2": r2}
 
     def score(self, metrics: Mapping[str, float]) -> float:
         """Minus the relative root mean squared error."""
