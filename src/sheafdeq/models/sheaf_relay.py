@@ -43,7 +43,8 @@ class SheafRelay(EquilibriumModel):
 
     F = I + (a two-layer image of what the inputs say about the edge), or F = I (``transport="identity"``: sums along paths are
     then exact at every length), B = (a two-layer image of x_u and of the edge). Both are unconstrained, except that on edges
-    of the graph's **2-core** (what is left when leaves are taken away again and again) the rows of F are scaled to sum to at most kappa / p, with p the number of core messages that F gathers.
+    of the graph's **2-core** (what is left when leaves are taken away again and again) the rows of F are scaled to sum to
+    at most kappa / p, with p the number of core messages that F gathers.
 
     **Why it settles, for every weight and every graph** (``docs/theory.md``, "Relays"). A message depends on messages
     further back along a path that does not turn round. Such a path can close only inside the 2-core. Order the other
