@@ -14,8 +14,7 @@ from sheafdeq.records import read_record
 from sheafdeq.registry import Shape, build_model
 from sheafdeq.training.config import PenaltyConfig, TrainingConfig
 from sheafdeq.training.parts import parts_of
-from sheafdeq.training.penalties import squared_jacobian
-from sheafdeq.training.penalty import SettlingPenalty
+from sheafdeq.training.penalty import SettlingPenalty, squared_jacobian
 from sheafdeq.training.run import Suspended, train
 from sheafdeq.training.settle import STAGES, Stage, settle, stage_configs
 

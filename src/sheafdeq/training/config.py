@@ -16,7 +16,16 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["ModelConfig", "PenaltyConfig", "ScheduleConfig", "TaskConfig", "TrainingConfig", "read_toml"]
+__all__ = [
+    "AugmentationConfig",
+    "ModelConfig",
+    "PenaltyConfig",
+    "ScheduleConfig",
+    "SolveConfig",
+    "TaskConfig",
+    "TrainingConfig",
+    "read_toml",
+]
 
 Scalar = bool | int | float | str | None
 Option = Scalar | list[Scalar]
@@ -79,12 +88,88 @@ class PenaltyConfig(_Frozen):
     jacobian_weight: float = Field(default=0.0, ge=0)
     agreement_weight: float = Field(default=0.0, ge=0)
     steps: int | None = Field(default=None, ge=1)  # penalise the state after this many steps instead of the trained horizon
+    ramp: tuple[float, float] | None = None
+    """Shares (a, b) of ``max_epochs``: no penalty before a, the full weights from b on, linear
+    between. None: the full weights from the first epoch."""
+
+    @model_validator(mode="after")
+    def _ramp_rises(self) -> PenaltyConfig:
+        if self.ramp is not None and not 0 <= self.ramp[0] <= self.ramp[1] <= 1:
+            raise ValueError(f"ramp must be two shares 0 <= a <= b <= 1 of max_epochs, got {self.ramp}")
+        return self
 
     @property
     def active(self) -> bool:
         """Whether any weight is positive."""
         weights = (self.residual_weight, self.residual_max_weight, self.rate_weight, self.jacobian_weight, self.agreement_weight)
         return max(weights) > 0
+
+    def factor(self, epoch: int, max_epochs: int) -> float:
+        """What the weights are multiplied by in the updates of an epoch (0 = the first)."""
+        if self.ramp is None:
+            return 1.0
+        begin, end = (share * max_epochs for share in self.ramp)
+        if epoch < begin:
+            return 0.0
+        return 1.0 if epoch >= end else (epoch - begin) / (end - begin)
+
+
+class SolveConfig(_Frozen):
+    """What is random in the solves of training, so that a recurrence learns to rest instead of a
+    horizon (:mod:`sheafdeq.training.solving`). Scores are always taken by the model's own solver,
+    from its own start, without noise.
+    """
+
+    steps: tuple[int, int] | None = None
+    """Each update iterates a number of steps drawn uniformly from a..b. None: the model's K."""
+    random_start: float = Field(default=0.0, ge=0, le=1)
+    """Share of the updates that start at s exp(N(0, 1)) in every coordinate instead of the model's
+    own start; the scale s is log-uniform in ``start_scale``."""
+    start_scale: tuple[float, float] | None = None
+    """Smallest and largest scale of the random starts."""
+    step_noise: float = Field(default=0.0, ge=0)
+    """Standard deviation of log-normal noise: step k reads z_k exp(noise N(0, 1)) instead of z_k.
+    With a residual penalty this also punishes amplification in random directions."""
+    detached_steps: tuple[int, int] | None = None
+    """A number of steps drawn uniformly from a..b that precede the others and carry no gradient."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SolveConfig:
+        for name, smallest in (("steps", 1), ("detached_steps", 0)):
+            span = getattr(self, name)
+            if span is not None and not smallest <= span[0] <= span[1]:
+                raise ValueError(f"{name} must be a range {smallest} <= a <= b, got {span}")
+        if (self.start_scale is not None) != (self.random_start > 0):
+            raise ValueError("random_start (a share above 0) and start_scale (a range) need each other")
+        if self.start_scale is not None and not 0 < self.start_scale[0] <= self.start_scale[1]:
+            raise ValueError(f"start_scale must be a range 0 < a <= b, got {self.start_scale}")
+        return self
+
+    @property
+    def active(self) -> bool:
+        """Whether training solves differ from the model's own."""
+        return self != SolveConfig()
+
+
+class AugmentationConfig(_Frozen):
+    """Changes of the training graphs, drawn anew for each update and never seen by a score
+    (:mod:`sheafdeq.training.augmentation`). Edge features, differences of node features among
+    them, stay as they are: what is blurred is where a node is, not how far its neighbours are.
+    """
+
+    feature_noise: float = Field(default=0.0, ge=0)
+    """Standard deviation of Gaussian noise on every node feature: positions cannot be memorised."""
+    feature_shift: float = Field(default=0.0, ge=0)
+    """Standard deviation of one Gaussian offset for each graph, added to the features of all its
+    nodes: regions of the feature space cannot be memorised."""
+    edge_dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the edges that are removed; the two directions of an edge go together, and degrees
+    are those of the remaining graph."""
+
+    @property
+    def active(self) -> bool:
+        """Whether training graphs are changed at all."""
+        return self != AugmentationConfig()
 
 
 class TrainingConfig(_Frozen):
@@ -97,6 +182,8 @@ class TrainingConfig(_Frozen):
     run at a validation score. ``graphs_per_update=k`` makes an epoch several updates, each on k of the training graphs in
     random order (None: one update on all of them, the paper's). ``keep="last"`` keeps the last parameters instead of those with
     the best validation score: for fine-tuning towards something the score does not see.
+    ``weight_average=a`` scores and keeps an exponential average of the parameters, average <- a average + (1 - a) parameters
+    after each update, instead of the parameters themselves (:mod:`sheafdeq.training.average`).
     ``steps``, ``width`` knobs of the model are its options, not ours.
     """
 
@@ -110,6 +197,9 @@ class TrainingConfig(_Frozen):
     patience: int | None = Field(default=None, ge=1)
     schedule: ScheduleConfig = ScheduleConfig()
     penalties: PenaltyConfig = PenaltyConfig()
+    solves: SolveConfig = SolveConfig()
+    augmentation: AugmentationConfig = AugmentationConfig()
+    weight_average: float | None = Field(default=None, gt=0, lt=1)
     threads: int = Field(default=1, ge=1)
     dtype: Literal["float32", "float64"] = "float32"
     init_from: str | None = None
@@ -132,6 +222,8 @@ class TrainingConfig(_Frozen):
     def _consistent(self) -> TrainingConfig:
         if self.penalties.steps is not None and not self.penalties.active:
             raise ValueError("penalties.steps has no effect without a penalty weight")
+        if self.penalties.ramp is not None and not self.penalties.active:
+            raise ValueError("penalties.ramp has no effect without a penalty weight")
         return self
 
     @staticmethod
@@ -164,6 +256,10 @@ class TrainingConfig(_Frozen):
             (values, "keep", "best"),
             (values["penalties"], "jacobian_weight", 0.0),
             (values["penalties"], "agreement_weight", 0.0),
+            (values["penalties"], "ramp", None),
+            (values, "solves", SolveConfig().model_dump(mode="json")),
+            (values, "augmentation", AugmentationConfig().model_dump(mode="json")),
+            (values, "weight_average", None),
         ):
             if holder[key] == default:
                 del holder[key]

@@ -3,7 +3,8 @@
 Epoch e scores the parameters theta_e (e updates old) on the validation split, keeps them if they are the best so far, and
 makes the update to theta_{e+1}. A model without randomness in training mode gives loss and validation score from one forward
 pass; with dropout, theta_e is scored by a second pass in evaluation mode. Either way the kept checkpoint is the very parameter
-vector that produced the score. The test split is evaluated once, for the kept checkpoint, at the end.
+vector that produced the score. The test split is evaluated once, for the kept checkpoint, at the end. With ``weight_average``
+theta_e in all this is the average of the parameters, and only updates see the parameters themselves.
 
 :meth:`Trainer.state` and :meth:`Trainer.restore` carry everything the next epoch depends on (parameters, optimiser, schedule,
 random generator, best checkpoint, curves), so a resumed run is bitwise equal to one that never stopped.
@@ -13,20 +14,26 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sheafdeq.data.graph import Graph
 from sheafdeq.data.task import Split, Task
 from sheafdeq.equilibrium import EquilibriumModel, GraphModel, Output
 from sheafdeq.errors import InputError, SheafDEQError
 from sheafdeq.registry import Shape, build_model
+from sheafdeq.training.augmentation import augmented, check_augmentation
+from sheafdeq.training.average import WeightAverage
 from sheafdeq.training.config import TrainingConfig
 from sheafdeq.training.parts import parts_of
 from sheafdeq.training.penalty import Penalty, SettlingPenalty
 from sheafdeq.training.schedule import Schedule
+from sheafdeq.training.solving import check_solves, run_for_training
 
 __all__ = ["EpochMetrics", "Evaluation", "Trainer", "TrainingError", "evaluate", "is_stochastic", "shape_of"]
 
@@ -115,7 +122,14 @@ class Trainer:
         self.shape = shape_of(task)
         torch.manual_seed(config.seed)
         self.model = build_model(config.model.name, self.shape, **config.model.options).to(getattr(torch, config.dtype))
-        self.stochastic = is_stochastic(self.model)
+        check_solves(config.solves, self.model)
+        check_augmentation(config.augmentation, task.objective)
+        self.average: WeightAverage | None = None
+        if config.weight_average is not None:
+            self.average = WeightAverage(self.model, config.weight_average)
+        drawn = config.solves.active or config.augmentation.active
+        # Whether the pass that trains differs from the one that scores.
+        self.stochastic = is_stochastic(self.model) or drawn or self.average is not None
         self.penalty = penalty
         if penalty is None and config.penalties.active:
             self.penalty = SettlingPenalty(config.penalties)
@@ -150,7 +164,8 @@ class Trainer:
         validation, loss = self._score_and_loss(over)
         if validation > self.best or (self.config.keep == "last" and math.isfinite(validation)):  # never true for NaN
             self.best, self.best_epoch = validation, self.epoch
-            self.best_parameters = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+            scored = self.model.state_dict() if self.average is None else self.average.values
+            self.best_parameters = {name: tensor.detach().clone() for name, tensor in scored.items()}
         self._note_test_score()
         rate = self.config.learning_rate * self.schedule.rate(self.epoch, validation)
         value = float(loss.detach())
@@ -180,33 +195,58 @@ class Trainer:
             on_train, validation = self._validate_separately(only_score)
             if only_score:
                 return validation, self.task.loss(on_train.logits, self.task.train)
+        if self.stochastic:
+            return validation, self._training_loss(self.task.train)
         output = self._run(self.task.train)
-        loss = self.task.loss(output.logits, self.task.train)
-        if not self.stochastic:
-            on_validation = output
-            if self.task.validation.graph is not self.task.train.graph:
-                with torch.no_grad():
-                    on_validation = self._run(self.task.validation)
-            validation = self._score(on_validation, self.task.validation)
-        if self.penalty is not None:
-            loss = loss + self.penalty(output, self.model, self.task.train.graph)
-        return validation, loss
+        on_validation = output
+        if self.task.validation.graph is not self.task.train.graph:
+            with torch.no_grad():
+                on_validation = self._run(self.task.validation)
+        loss = self.task.loss(output.logits, self.task.train) + self._penalty(output, self.task.train.graph, None)
+        return self._score(on_validation, self.task.validation), loss
+
+    def _training_loss(self, split: Split) -> Tensor:
+        """The loss of one update: graph changed, solve drawn, and penalised as the configuration says."""
+        graph = split.graph
+        if self.config.augmentation.active:
+            graph = augmented(graph, self.config.augmentation)
+        output, context = run_for_training(self.model, graph, self.config.solves)
+        self._note_statuses(output)
+        return self.task.loss(output.logits, split) + self._penalty(output, graph, context)
+
+    def _penalty(self, output: Output, graph: Graph, context: Any) -> Tensor | float:
+        if self.penalty is None:
+            return 0.0
+        if not isinstance(self.penalty, SettlingPenalty):
+            return self.penalty(output, self.model, graph)
+        factor = self.penalty.config.factor(self.epoch, self.config.max_epochs)
+        return factor * self.penalty(output, self.model, graph, context) if factor else 0.0
 
     @torch.no_grad()
     def _validate_separately(self, with_training: bool) -> tuple[Output, float]:
         """(output on the training graph if asked for, validation score), both in evaluation mode."""
-        self.model.eval()
-        on_validation = on_train = self._run(self.task.validation)
-        if self.task.validation.graph is not self.task.train.graph and with_training:
-            on_train = self._run(self.task.train)
-        self.model.train()
+        with self._as_scored():
+            on_validation = on_train = self._run(self.task.validation)
+            if self.task.validation.graph is not self.task.train.graph and with_training:
+                on_train = self._run(self.task.train)
         return on_train, self._score(on_validation, self.task.validation)
+
+    @contextmanager
+    def _as_scored(self) -> Iterator[None]:
+        """The model in evaluation mode with the parameters that are scored and kept."""
+        self.model.eval()
+        with self.average.applied(self.model) if self.average is not None else nullcontext():
+            yield
+        self.model.train()
 
     def _run(self, split: Split) -> Output:
         output = self.model.run(split.graph)
+        self._note_statuses(output)
+        return output
+
+    def _note_statuses(self, output: Output) -> None:
         if output.solution is not None:
             _count(self.statuses, output)
-        return output
 
     def _score(self, output: Output, split: Split) -> float:
         return self.task.score(self.task.metrics(output.logits.detach(), split))
@@ -214,10 +254,8 @@ class Trainer:
     def _note_test_score(self) -> None:
         every = self.config.test_every
         if every is not None and self.epoch % every == 0:
-            self.model.eval()
-            with torch.no_grad():
+            with torch.no_grad(), self._as_scored():
                 output = self.model.run(self.task.test.graph)
-            self.model.train()
             self.curves["test"].append([self.epoch, self._score(output, self.task.test)])
 
     def _update_by_parts(self, parts: list[Split], rate: float) -> None:
@@ -225,11 +263,7 @@ class Trainer:
         for index in torch.randperm(len(parts)).tolist():
             if parts[index].size == 0:
                 continue
-            output = self._run(parts[index])
-            loss = self.task.loss(output.logits, parts[index])
-            if self.penalty is not None:
-                loss = loss + self.penalty(output, self.model, parts[index].graph)
-            self._update(loss, rate)
+            self._update(self._training_loss(parts[index]), rate)
 
     def _update(self, loss: Tensor, rate: float) -> None:
         for group in self.optimiser.param_groups:
@@ -240,6 +274,8 @@ class Trainer:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
         self.optimiser.step()
         self.model.project()
+        if self.average is not None:
+            self.average.update(self.model)
 
     # ------------------------------------------------------------------ the end
 
@@ -265,6 +301,8 @@ class Trainer:
         for index, slots in self.optimiser.state_dict()["state"].items():
             tensors.update({f"optimiser/{index}/{key}": torch.as_tensor(value) for key, value in slots.items()})
         tensors["random"] = torch.get_rng_state()
+        if self.average is not None:
+            tensors.update({f"average/{name}": tensor for name, tensor in self.average.values.items()})
         values = {
             "epoch": self.epoch,
             "stopped": self.stopped,
@@ -277,6 +315,7 @@ class Trainer:
             },
             "statuses": self.statuses,
             "schedule": self.schedule.state(),
+            "averaged": self.average.updates if self.average is not None else 0,
         }
         return tensors, values
 
@@ -291,6 +330,9 @@ class Trainer:
         groups = self.optimiser.state_dict()["param_groups"]
         self.optimiser.load_state_dict({"state": slots, "param_groups": groups})
         torch.set_rng_state(tensors["random"])
+        if self.average is not None:
+            self.average.values = _below(tensors, "average/")
+            self.average.updates = values["averaged"]
         self.epoch, self.stopped = values["epoch"], values["stopped"]
         self.best, self.best_epoch = float.fromhex(values["best"]), values["best_epoch"]
         curves = values["curves"]

@@ -1,0 +1,55 @@
+"""Training graphs that are never twice the same, so that a model cannot learn them by heart.
+
+Validation nodes lie in the training graphs: a model that recognises a training graph by the places
+of its nodes scores well on them and badly on fresh graphs. What carries over to a fresh graph is
+how far neighbours are apart and how evidence spreads, not where exactly a node is. The changes
+here (:class:`~sheafdeq.training.config.AugmentationConfig`) blur the latter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from sheafdeq.data.graph import Graph
+from sheafdeq.data.objective import EdgeDistance, Objective
+from sheafdeq.errors import InputError
+from sheafdeq.training.config import AugmentationConfig
+
+__all__ = ["augmented", "check_augmentation"]
+
+
+def check_augmentation(config: AugmentationConfig, objective: Objective) -> None:
+    """Refuse changes that would change what is scored."""
+    if config.edge_dropout and isinstance(objective, EdgeDistance):
+        raise InputError("augmentation.edge_dropout: this task scores every edge, so none may be removed")
+
+
+def augmented(graph: Graph, config: AugmentationConfig) -> Graph:
+    """A changed copy of a training graph, by draws from torch's generator."""
+    x = graph.x
+    if config.feature_noise:
+        x = x + config.feature_noise * torch.randn_like(x)
+    if config.feature_shift:
+        offset = config.feature_shift * torch.randn(graph.num_graphs, x.shape[1], dtype=x.dtype)
+        x = x + offset[graph.graph_ids]
+    if not config.edge_dropout:
+        changed = replace(graph, x=x)
+        # The edges are the same, so what was derived from them alone still holds.
+        if "_incidence" in graph.__dict__:
+            changed.__dict__["_incidence"] = graph.__dict__["_incidence"]
+        return changed
+    kept = _kept_edges(graph, config.edge_dropout)
+    attributes = None if graph.edge_attr is None else graph.edge_attr[kept]
+    return Graph(x, graph.edge_index[:, kept], attributes, graph.graph_of_node, graph.num_graphs)
+
+
+def _kept_edges(graph: Graph, share: float) -> Tensor:
+    """(e,) bool: the draw belongs to the unordered pair, so both directions share it."""
+    low = torch.minimum(graph.source, graph.target)
+    high = torch.maximum(graph.source, graph.target)
+    _, pair = torch.unique(low * graph.num_nodes + high, return_inverse=True)
+    count = int(pair.max()) + 1 if pair.numel() else 0
+    return (torch.rand(count) >= share)[pair]
