@@ -18,6 +18,12 @@ def configure(commands: Any) -> None:
         "and file the run under --out.",
     )
     parser.add_argument("--config", metavar="FILE", help="a TOML file with the configuration; other options replace its values")
+    parser.add_argument(
+        "--recipe",
+        metavar="NAME",
+        help="a configuration that ships with the package (reliable: SheafDEQ that settles; cascade: the Sheaf Cascade); "
+        "other options replace its values",
+    )
     parser.add_argument("--task", help="task name (see `sheafdeq data list`)")
     parser.add_argument("--level", type=int, help="heterophily level of a community task")
     parser.add_argument("--split", type=int, help="number of a standard split")
@@ -64,6 +70,7 @@ def _values(options: argparse.Namespace) -> dict[str, Any]:
     from pathlib import Path
 
     from sheafdeq.training.config import read_toml
+    from sheafdeq.training.recipe import with_recipe
 
     values: dict[str, Any] = read_toml(Path(options.config)) if options.config else {}
     for key in ("task", "model"):
@@ -82,8 +89,6 @@ def _values(options: argparse.Namespace) -> dict[str, Any]:
         task["options"] = {**task.get("options", {}), **parse_assignments(options.task_set)}
     if options.set:
         model["options"] = {**model.get("options", {}), **parse_assignments(options.set)}
-    if "name" not in task or "name" not in model:
-        raise UsageError("give --task and --model, or a --config that names them")
     values.update(task=task, model=model)
     for key in (
         "seed", "max_epochs", "patience", "learning_rate", "weight_decay", "clip_norm", "schedule", "threads", "dtype",
@@ -95,6 +100,10 @@ def _values(options: argparse.Namespace) -> dict[str, Any]:
     if any(value is not None for value in penalties.values()):
         given = {key: value for key, value in penalties.items() if value is not None}
         values["penalties"] = {**values.get("penalties", {}), **given}
+    if options.recipe:
+        values = with_recipe(options.recipe, values)
+    if "name" not in values["task"] or "name" not in values["model"]:
+        raise UsageError("give --task and --model, or a --config or --recipe that names them")
     return values
 
 
@@ -104,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
     from sheafdeq.training.progress import Progress, TensorBoardProgress, progress_from
     from sheafdeq.training.run import train
 
-    config = TrainingConfig.parse(_values(options), options.config or "command line")
+    config = TrainingConfig.parse(_values(options), options.config or options.recipe or "command line")
     progress: Progress = progress_from("auto")
     if options.tensorboard:
         progress = TensorBoardProgress(options.tensorboard, progress)

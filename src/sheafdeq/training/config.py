@@ -104,15 +104,6 @@ class PenaltyConfig(_Frozen):
         weights = (self.residual_weight, self.residual_max_weight, self.rate_weight, self.jacobian_weight, self.agreement_weight)
         return max(weights) > 0
 
-    def factor(self, epoch: int, max_epochs: int) -> float:
-        """What the weights are multiplied by in the updates of an epoch (0 = the first)."""
-        if self.ramp is None:
-            return 1.0
-        begin, end = (share * max_epochs for share in self.ramp)
-        if epoch < begin:
-            return 0.0
-        return 1.0 if epoch >= end else (epoch - begin) / (end - begin)
-
 
 class SolveConfig(_Frozen):
     """What is random in the solves of training, so that a recurrence learns to rest instead of a

@@ -219,7 +219,7 @@ class Trainer:
             return 0.0
         if not isinstance(self.penalty, SettlingPenalty):
             return self.penalty(output, self.model, graph)
-        factor = self.penalty.config.factor(self.epoch, self.config.max_epochs)
+        factor = self.penalty.factor(self.epoch, self.config.max_epochs)
         return factor * self.penalty(output, self.model, graph, context) if factor else 0.0
 
     @torch.no_grad()

@@ -63,6 +63,15 @@ class SettlingPenalty:
     def __init__(self, config: PenaltyConfig) -> None:
         self.config = config
 
+    def factor(self, epoch: int, max_epochs: int) -> float:
+        """What the weights are multiplied by in the updates of an epoch (0 = the first), by ``ramp``."""
+        if self.config.ramp is None:
+            return 1.0
+        begin, end = (share * max_epochs for share in self.config.ramp)
+        if epoch < begin:
+            return 0.0
+        return 1.0 if epoch >= end else (epoch - begin) / (end - begin)
+
     def __call__(self, output: Output, model: GraphModel, graph: Graph, context: Any = None) -> Tensor:
         """Scalar penalty, differentiable in the parameters. ``context`` is that of the output's solve: a model that
         draws at random when it prepares is then judged by the very map it solved."""

@@ -14,6 +14,9 @@ A sweep is a TOML file:
     [[models]]
     name = "ignn"
     options = [{ kappa = 0.9 }, { kappa = 0.95 }]
+    [[models]]
+    name = "sheafdeq"
+    recipe = "reliable"              # a recipe of the package under everything above
     [[exclude]]                      # pairs that are not run
     model = "eignn"
     task = "sums"
@@ -24,7 +27,7 @@ Runs are ordered by seed, then task, then model, so that every cell of a table h
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -36,6 +39,7 @@ from sheafdeq.errors import InputError, SheafDEQError, UsageError
 from sheafdeq.records import digest_of, read_sealed, write_sealed
 from sheafdeq.registry import model_spec
 from sheafdeq.training.config import Option, TaskConfig, TrainingConfig, describe, read_toml
+from sheafdeq.training.recipe import with_recipe
 from sheafdeq.training.run import Identity, identify, task_of
 from sheafdeq.training.store import RunStore
 from sheafdeq.training.version import code_digest
@@ -48,10 +52,22 @@ class _Frozen(BaseModel):
 
 
 class ModelGrid(_Frozen):
-    """A model and the option sets to run; None means the registry's grid for the paper's full table."""
+    """A model and the option sets to run; None means the registry's grid for the paper's full table.
+
+    With ``recipe`` the recipe's training fields, task options and model options lie under the sweep's, and None means one run
+    by the recipe.
+    """
 
     name: str
     options: list[dict[str, Option]] | None = None
+    recipe: str | None = None
+
+    @property
+    def option_sets(self) -> list[Mapping[str, Any]]:
+        """One set of model options for each run of a task and seed."""
+        if self.options is not None:
+            return list(self.options)
+        return [{}] if self.recipe else list(model_spec(self.name).grid)
 
 
 class Exclusion(_Frozen):
@@ -150,8 +166,7 @@ class Sweep:
                 for grid in self.file.models:
                     if (grid.name, task.name) in excluded:
                         continue
-                    options = grid.options if grid.options is not None else list(model_spec(grid.name).grid)
-                    for option in options:
+                    for option in grid.option_sets:
                         values = {
                             **self.file.training,
                             "task": task.model_dump(),
@@ -159,6 +174,8 @@ class Sweep:
                             "seed": seed,
                             **self.overrides,
                         }
+                        if grid.recipe:
+                            values = with_recipe(grid.recipe, values)
                         configs.append(TrainingConfig.parse(values, f"sweep {self.name}"))
         return configs
 
