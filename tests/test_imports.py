@@ -41,6 +41,7 @@ ALLOWED = {
         "data", "recurrence", "solvers", "adjoints", "equilibrium", "distances", "diagnostics", "certificates", "models", "errors",
         "__version__",
     },
+    "evaluation": {"data", "equilibrium", "records", "training", "errors"},
 }
 
 

@@ -11,6 +11,7 @@ __all__ = [
     "BackwardWarning",
     "ConvergenceError",
     "DataError",
+    "IncompatibleError",
     "InputError",
     "KernelWarning",
     "RecordError",
@@ -26,6 +27,10 @@ class SheafDEQError(Exception):
 
 class InputError(SheafDEQError, ValueError):
     """A value handed to the package cannot be used; the message names it and the remedy."""
+
+
+class IncompatibleError(InputError):
+    """A trained model does not fit the task it is to be judged on; the message names both widths."""
 
 
 class UsageError(SheafDEQError):

@@ -23,14 +23,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from sheafdeq.errors import RecordError
 from sheafdeq.regular_file import files_below, read_regular
 
 __all__ = [
+    "EVALUATION_SCHEMA",
     "RECORD_FILE",
     "Best",
+    "EvaluationRecord",
     "ModelFacts",
     "RunRecord",
     "SolveFacts",
@@ -50,6 +52,7 @@ __all__ = [
 ]
 
 RECORD_FILE = "record.json"
+EVALUATION_SCHEMA = "sheafdeq.evaluation/1"
 FORMAT = 1
 
 
@@ -169,6 +172,7 @@ class SolveFacts(_Frozen):
     training: dict[str, int]
     final: dict[str, int]
     residual: float | None  # largest residual of the final evaluation
+    at_equilibrium: bool = False  # the final evaluation solved to the tolerance, whatever the trained horizon
 
     @property
     def unconverged(self) -> bool:
@@ -263,6 +267,40 @@ class RunRecord(_Frozen):
     def payload(self) -> dict[str, Any]:
         """Plain JSON values."""
         return self.model_dump(mode="json")
+
+
+class EvaluationRecord(BaseModel):
+    """What ``sheafdeq evaluate`` writes: a checkpoint judged on a task, which need not be the one it was trained on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), populate_by_name=True)
+
+    schema_name: str = Field(alias="schema")
+    command: str
+    label: str  # fresh, validation-graphs, own, trained, or nothing for another task
+    run: str
+    model: dict[str, Any]
+    seed: int
+    task: dict[str, Any]  # name, title, level, options, digest, score, and the digest of the task trained on
+    splits: dict[str, dict[str, Any]]  # score, metrics, scored rows, graphs
+    solves: dict[str, Any] | None
+    dtype: str
+    timing: dict[str, Any]
+
+    @staticmethod
+    def parse(payload: Any, source: str) -> EvaluationRecord:
+        """Check a payload against the schema."""
+        if not isinstance(payload, dict) or payload.get("schema") != EVALUATION_SCHEMA:
+            raise RecordError(f"{source}: not an evaluation record of schema {EVALUATION_SCHEMA}")
+        try:
+            return EvaluationRecord.model_validate(payload)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise RecordError(f"{source}: not an evaluation record: {where}: {first['msg']}") from error
+
+    def payload(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return self.model_dump(mode="json", by_alias=True)
 
 
 @dataclass(frozen=True)

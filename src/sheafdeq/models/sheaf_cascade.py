@@ -119,6 +119,8 @@ class SheafCascade(EquilibriumModel):
     Shapes: x (n, f), edge_index (2, e), edge_attr (e, edge_dim), output (n, o).
     """
 
+    guaranteed = True
+
     def __init__(
         self,
         in_channels: int,
@@ -293,6 +295,10 @@ class SheafCascade(EquilibriumModel):
             parts.append(solution)
             below = solution.value
         return _merge(parts)
+
+    def solve_to_equilibrium(self, context: CascadeContext, graph: Graph, solver: Solver) -> Solution:
+        """Level by level, each to the tolerance and with the whole step limit; the tower is then at rest as one."""
+        return self.solve_staged(context, graph, solver=solver.with_steps(solver.steps * self.levels))
 
     def sheaf(self, level: int, below: Tensor | None, context: CascadeContext) -> Sheaf:
         """The sheaf of a level (0-based) that the state ``below`` (n, c) decides; level 0 reads the features."""

@@ -67,6 +67,8 @@ class StrongAttnDEQ(GatheringModel):
     Shapes: x (n, f), edge_attr (e, edge_dim) -> (n, o).
     """
 
+    guaranteed = True
+
     def __init__(
         self,
         in_channels: int,

@@ -72,6 +72,8 @@ class StrongSheafDEQ(EquilibriumModel):
     Shapes: x (n, f), edge_index (2, e), edge_attr (e, edge_dim), output (n, o).
     """
 
+    guaranteed = True
+
     def __init__(
         self,
         in_channels: int,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +27,7 @@ from sheafdeq.data.task import Split, Task
 from sheafdeq.equilibrium import EquilibriumModel, GraphModel, Output
 from sheafdeq.errors import InputError, SheafDEQError
 from sheafdeq.registry import Shape, build_model
+from sheafdeq.solvers import Solution
 from sheafdeq.training.augmentation import augmented, check_augmentation
 from sheafdeq.training.average import WeightAverage
 from sheafdeq.training.config import TrainingConfig
@@ -35,7 +36,7 @@ from sheafdeq.training.penalty import Penalty, SettlingPenalty
 from sheafdeq.training.schedule import Schedule
 from sheafdeq.training.solving import check_solves, run_for_training
 
-__all__ = ["EpochMetrics", "Evaluation", "Trainer", "TrainingError", "evaluate", "is_stochastic", "shape_of"]
+__all__ = ["EpochMetrics", "Evaluation", "Trainer", "TrainingError", "evaluate", "is_stochastic", "judged", "shape_of"]
 
 
 class TrainingError(SheafDEQError):
@@ -61,7 +62,8 @@ class Evaluation:
     metrics: dict[str, dict[str, float]]
     scores: dict[str, float]
     statuses: dict[str, int]  # graphs by status, over the distinct graphs
-    residual: float | None
+    residual: float | None  # largest over the graphs, at the states that were read out
+    steps: int | None = None  # most steps any graph took
 
 
 def shape_of(task: Task) -> Shape:
@@ -89,28 +91,48 @@ def is_stochastic(model: nn.Module) -> bool:
     return False
 
 
+def judged(model: GraphModel, graph: Graph) -> Output:
+    """The output a model is judged by: its equilibrium where that is guaranteed, else what its own solver gives."""
+    if isinstance(model, EquilibriumModel) and model.guaranteed:
+        return model.run_to_equilibrium(graph)
+    return model.run(graph)
+
+
 @torch.no_grad()
-def evaluate(model: GraphModel, task: Task) -> Evaluation:
-    """Score a model in evaluation mode; each distinct graph is run once."""
+def evaluate(
+    model: GraphModel, task: Task, splits: Sequence[str] | None = None, *, scale: float = 1.0
+) -> Evaluation:
+    """Score a model in evaluation mode on some splits (default: all); each distinct graph is run once.
+
+    ``scale`` multiplies the outputs first: a regression model answers in units of the task it was trained on.
+    """
     training = model.training
     model.eval()
     outputs: dict[int, Output] = {}
     metrics, scores = {}, {}
-    for name, split in task.splits.items():
+    for name in task.splits if splits is None else splits:
+        split = task.splits[name]
         output = outputs.get(id(split.graph))
         if output is None:
-            output = outputs.setdefault(id(split.graph), model.run(split.graph))
-        metrics[name] = task.metrics(output.logits, split)
+            output = outputs.setdefault(id(split.graph), judged(model, split.graph))
+        metrics[name] = task.metrics(output.logits if scale == 1.0 else scale * output.logits, split)
         scores[name] = task.score(metrics[name])
     model.train(training)
     statuses: dict[str, int] = {}
-    residuals = []
+    residuals, steps = [], []
     for output in outputs.values():
         if output.solution is not None:
             _count(statuses, output)
-            residuals.append(output.solution.residual)
+            residuals.append(_judged_residual(output.solution))
+            steps.append(output.solution.steps)
     largest = math.nan if any(map(math.isnan, residuals)) else max(residuals, default=None)  # max() would pass over NaN
-    return Evaluation(metrics, scores, statuses, largest)
+    return Evaluation(metrics, scores, statuses, largest, max(steps, default=None))
+
+
+def _judged_residual(solution: Solution) -> float:
+    """The largest residual over the graphs; a trace ends with those that were still running."""
+    values = solution.graph_residual
+    return float(values.max()) if values.numel() else solution.residual
 
 
 class Trainer:

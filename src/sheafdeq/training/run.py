@@ -25,7 +25,7 @@ import torch
 
 import sheafdeq
 from sheafdeq.data import Task, load_task
-from sheafdeq.equilibrium import EquilibriumModel, GraphModel
+from sheafdeq.equilibrium import EQUILIBRIUM_STEPS, EQUILIBRIUM_TOLERANCE, EquilibriumModel, GraphModel
 from sheafdeq.errors import InputError, RecordError, SheafDEQError
 from sheafdeq.records import (
     RECORD_FILE,
@@ -384,6 +384,11 @@ def _solve_facts(trainer: Trainer, evaluation: Evaluation) -> SolveFacts | None:
     if not isinstance(trainer.model, EquilibriumModel) or not evaluation.statuses:
         return None
     solver = trainer.model.solver
+    if trainer.model.guaranteed:  # judged at the equilibrium, see training.loop.judged
+        return SolveFacts(
+            to_tolerance=True, steps=EQUILIBRIUM_STEPS, tolerance=EQUILIBRIUM_TOLERANCE, training=trainer.statuses,
+            final=evaluation.statuses, residual=_finite_or_none(evaluation.residual), at_equilibrium=True,
+        )  # fmt: skip
     own = getattr(trainer.model, "tolerance", None)  # models with a minimiser of their own (EnergyGNN)
     return SolveFacts(
         to_tolerance=own is not None or bool(getattr(solver, "stop_early", False)),
@@ -391,8 +396,12 @@ def _solve_facts(trainer: Trainer, evaluation: Evaluation) -> SolveFacts | None:
         tolerance=own if own is not None else getattr(solver, "tolerance", None),
         training=trainer.statuses,
         final=evaluation.statuses,
-        residual=finite(evaluation.residual) if evaluation.residual is not None else None,
+        residual=_finite_or_none(evaluation.residual),
     )
+
+
+def _finite_or_none(value: float | None) -> float | None:
+    return None if value is None else finite(value)
 
 
 def _peak_memory() -> int:
