@@ -46,7 +46,7 @@ class SheafRelay(EquilibriumModel):
     of the graph's **2-core** (what is left when leaves are taken away again and again) the rows of F are scaled to sum to
     at most kappa / p, with p the number of core messages that F gathers.
 
-    **Why it settles, for every weight and every graph** (``docs/theory.md``, "Relays"). A message depends on messages
+    **Why it settles, for every weight and every graph** (``docs/theory.md``, Theorem 38). A message depends on messages
     further back along a path that does not turn round. Such a path can close only inside the 2-core. Order the other
     messages by that dependence: they form a triangle with nothing on its diagonal, whatever F is, and the core's block
     contracts with kappa in the sup norm. So the equilibrium is unique and every positive or negative start reaches it,
