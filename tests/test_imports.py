@@ -14,6 +14,7 @@ ALLOWED = {
     "regular_file": set(),
     "options": {"errors"},
     "records": {"regular_file", "errors"},
+    "identity": {"errors"},
     "data": {"regular_file", "options", "errors"},
     "recurrence": {"data", "errors"},
     "solvers": {"distances", "errors"},
@@ -31,7 +32,7 @@ ALLOWED = {
     },
     "training": {
         "data", "equilibrium", "registry", "records", "regular_file", "options", "solvers", "adjoints", "recurrence", "distances", "errors",
-        "models",
+        "models", "identity",
     },
     "report": {"records", "regular_file", "options", "errors"},
     "fuzzing": {

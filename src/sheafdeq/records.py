@@ -212,7 +212,7 @@ class RunRecord(_Frozen):
     config: dict[str, Any]
     task: TaskFacts
     model: ModelFacts
-    code: dict[str, str]  # version (part of the id) and digest of the sources that computed the run
+    code: dict[str, str]  # scheme, version (part of the id), digest of the code that computed the run, digest of each role of it
     epochs: int  # optimiser updates made
     stopped: str  # patience, max_epochs, score, stop_when or non-finite
     best: Best
@@ -247,6 +247,11 @@ class RunRecord(_Frozen):
         if not isinstance(timing.get("finished", ""), str):
             raise ValueError("finished must be text")
         return timing
+
+    @property
+    def scheme(self) -> str:
+        """How the run was named: :data:`sheafdeq.identity.SCHEME`, or ``modules`` (names and texts of modules) for older records."""
+        return self.code.get("scheme", "modules")
 
     @property
     def seed(self) -> int:

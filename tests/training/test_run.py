@@ -12,7 +12,7 @@ from sheafdeq.registry import MODELS
 from sheafdeq.training.checkpoint import load_model
 from sheafdeq.training.run import Busy, Suspended, identify, task_of, train
 from sheafdeq.training.store import RunStore
-from sheafdeq.training.version import CODE_VERSION_VARIABLE, source_closure
+from sheafdeq.training.version import CODE_VERSION_VARIABLE
 
 
 def test_a_stored_run_is_complete_reused_and_rebuilds_its_model(small, tmp_path):
@@ -53,14 +53,6 @@ def test_whatever_changes_a_run_changes_its_id(small, monkeypatch):
     assert pinned.id not in ids
     assert pinned.code_version == "pinned"
     assert pinned.code_digest != "pinned"
-
-
-def test_code_closure_holds_what_matters_and_nothing_else():
-    modules = source_closure(frozenset({"sheafdeq.models.sheaf_deq", "sheafdeq.data.community"}))
-    needed = {"sheafdeq.models.sheaf_deq", "sheafdeq.data.community", "sheafdeq.solvers.iterate", "sheafdeq.training.loop"}
-    assert needed <= set(modules)
-    assert not any(name.startswith(("sheafdeq.cli", "sheafdeq.report", "sheafdeq.registry")) for name in modules)
-    assert "sheafdeq.data.chains" not in modules
 
 
 def _record_of_interrupted_run(config, folder, epochs):

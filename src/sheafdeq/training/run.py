@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import os
 import platform
 import resource
@@ -16,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ import sheafdeq
 from sheafdeq.data import Task, load_task
 from sheafdeq.equilibrium import EQUILIBRIUM_STEPS, EQUILIBRIUM_TOLERANCE, EquilibriumModel, GraphModel
 from sheafdeq.errors import InputError, RecordError, SheafDEQError
+from sheafdeq.identity import SCHEME, CodeIdentity, code_identity, model_roles
 from sheafdeq.records import (
     RECORD_FILE,
     Best,
@@ -39,7 +41,7 @@ from sheafdeq.records import (
     read_sealed,
     write_sealed,
 )
-from sheafdeq.registry import Shape, build_model, model_spec
+from sheafdeq.registry import ModelSpec, Shape, build_model, model_spec
 from sheafdeq.training.checkpoint import (
     load_checkpoint,
     load_model,
@@ -53,7 +55,7 @@ from sheafdeq.training.loop import EpochMetrics, Evaluation, Trainer
 from sheafdeq.training.penalty import Penalty
 from sheafdeq.training.progress import Progress, progress_from
 from sheafdeq.training.store import RunStore
-from sheafdeq.training.version import code_digest, code_version
+from sheafdeq.training.version import code_version
 
 __all__ = ["Busy", "Identity", "RunResult", "Suspended", "identify", "task_of", "train"]
 
@@ -76,12 +78,18 @@ class Busy(SheafDEQError):
 
 @dataclass(frozen=True)
 class Identity:
-    """What a run is named by."""
+    """What a run is named by. ``code_roles`` says which part of the code has which digest (:mod:`sheafdeq.identity`)."""
 
     id: str
     task_digest: str
     code_digest: str
     code_version: str
+    code_roles: dict[str, str] = field(default_factory=dict)
+
+    def code(self) -> dict[str, str]:
+        """For the record: scheme, label, digest, and the digest of every role."""
+        roles = {f"role:{role}": digest for role, digest in self.code_roles.items()}
+        return {"scheme": SCHEME, "version": self.code_version, "digest": self.code_digest, **roles}
 
 
 @dataclass(frozen=True)
@@ -109,28 +117,35 @@ def task_of(config: TrainingConfig) -> Task:
     return _cached_task(config.task.model_dump_json())
 
 
-def _code_roots(config: TrainingConfig) -> set[str]:
-    """Modules that define the model, its parts and the task's builder."""
+_roles: dict[tuple[str, str], tuple[ModelSpec, dict[str, list[Any]]]] = {}
+
+
+def code_of(config: TrainingConfig) -> CodeIdentity:
+    """The code behind a configuration: its model with solver and gradient rule, its task, the training loop."""
     from sheafdeq.data.catalogue import entries
 
-    with torch.random.fork_rng(devices=[]):
-        model = build_model(config.model.name, Shape(2, 2, None, 2, 2, 2), **config.model.options)
-    roots = {type(module).__module__ for module in model.modules()}
-    roots |= {entry.build.__module__ for entry in entries() if entry.name == config.task.name}
-    return {root for root in roots if root.split(".")[0] == "sheafdeq"}
+    spec = model_spec(config.model.name)
+    key = (config.model.name, json.dumps(config.model.options, sort_keys=True))
+    if key not in _roles or _roles[key][0] is not spec:
+        with torch.random.fork_rng(devices=[]):
+            model = build_model(config.model.name, Shape(2, 2, None, 2, 2, 2), **config.model.options)
+        _roles[key] = (spec, model_roles(model, spec.build))
+    data = [entry.build for entry in entries() if entry.name == config.task.name]
+    return code_identity({**_roles[key][1], "data": data, "training": [Trainer]})
 
 
-def identify(config: TrainingConfig, task_digest: str | None = None) -> Identity:
-    """The identity of a run. ``task_digest`` saves loading the task when it is known."""
+def identify(config: TrainingConfig, task_digest: str | None = None, code: CodeIdentity | None = None) -> Identity:
+    """The identity of a run. ``task_digest`` saves loading the task when it is known, ``code`` reading the sources again."""
     task_digest = task_digest if task_digest is not None else task_of(config).digest
-    digest = code_digest(_code_roots(config))
-    version = code_version(digest)
+    code = code if code is not None else code_of(config)
+    version = code_version(code.digest)
     payload = config.payload()
     # The options are named in full, so that a changed default is another run.
     payload["model"]["options"] = {**model_spec(config.model.name).options, **payload["model"]["options"]}
     if config.init_from is not None:
         payload["init_from"] = load_checkpoint(config.init_from)[1]["tensors"]
-    return Identity(digest_of({"config": payload, "task": task_digest, "code": version}), task_digest, digest, version)
+    named = {"scheme": SCHEME, "config": payload, "task": task_digest, "code": version}
+    return Identity(digest_of(named), task_digest, code.digest, version, dict(code.roles))
 
 
 # ---------------------------------------------------------------------- suspension
@@ -359,7 +374,7 @@ def _record(
         model=ModelFacts(
             name=spec.name, title=spec.title, family=spec.family, options=options, parameters=trainer.model.num_parameters(),
         ),
-        code={"version": identity.code_version, "digest": identity.code_digest} if identity else {},
+        code=identity.code() if identity else {},
         epochs=trainer.epoch,
         stopped=trainer.stopped or "",
         best=Best(epoch=trainer.best_epoch, validation=trainer.best),

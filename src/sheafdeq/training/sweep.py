@@ -36,13 +36,13 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sheafdeq.errors import InputError, SheafDEQError, UsageError
+from sheafdeq.identity import CodeIdentity, code_identity
 from sheafdeq.records import digest_of, read_sealed, write_sealed
 from sheafdeq.registry import model_spec
 from sheafdeq.training.config import Option, TaskConfig, TrainingConfig, describe, read_toml
 from sheafdeq.training.recipe import with_recipe
-from sheafdeq.training.run import Identity, identify, task_of
+from sheafdeq.training.run import Identity, code_of, identify, task_of
 from sheafdeq.training.store import RunStore
-from sheafdeq.training.version import code_digest
 
 __all__ = ["Budget", "Entry", "Sweep", "preset_names"]
 
@@ -183,6 +183,7 @@ class Sweep:
         """The runs of one shard (i of n, counted from 1) with their identities."""
         index, count = shard
         digests: dict[str, str | Exception] = {}
+        codes: dict[str, CodeIdentity] = {}
         entries = []
         for config in self.configs()[index - 1 :: count]:
             key = config.task.model_dump_json()
@@ -196,7 +197,9 @@ class Sweep:
                 entries.append(Entry(config, None, str(digest)))
                 continue
             try:
-                entries.append(Entry(config, identify(config, digest)))
+                kind = f"{config.task.name} {config.model.model_dump_json()}"
+                codes[kind] = codes.get(kind) or code_of(config)
+                entries.append(Entry(config, identify(config, digest, codes[kind])))
             except SheafDEQError as error:
                 entries.append(Entry(config, None, str(error)))
         return entries
@@ -254,8 +257,9 @@ def _task_digest(config: TrainingConfig, store: RunStore) -> str:
     """Digest of a task, remembered in the store so that status need not generate the data again."""
     from sheafdeq.data.catalogue import entries
 
-    builders = {entry.build.__module__ for entry in entries() if entry.name == config.task.name}
-    key = digest_of({"task": config.task.model_dump(mode="json"), "code": code_digest(builders)})
+    builders = [entry.build for entry in entries() if entry.name == config.task.name]
+    code = code_identity({"data": builders}).digest
+    key = digest_of({"task": config.task.model_dump(mode="json"), "code": code})
     path = store.root / ".tasks" / f"{key}.json"
     if path.is_file():
         return read_sealed(path)

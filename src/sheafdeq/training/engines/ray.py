@@ -83,7 +83,7 @@ def run_ray(
             ray.shutdown()
 
 
-def _run_one(config: dict[str, Any], identity: dict[str, str], settings: dict[str, Any]) -> str:
+def _run_one(config: dict[str, Any], identity: dict[str, Any], settings: dict[str, Any]) -> str:
     """The Ray task: one attempt at one run."""
     budget = Budget(settings["budget_epochs"])
     limits = Limits(budget, settings["deadline"], Path(settings["counter"]) if budget.epochs else None, None)

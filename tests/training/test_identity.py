@@ -1,0 +1,72 @@
+"""Runs are named by the code behind them, a user's own modules included."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+from sheafdeq.identity import SCHEME
+from sheafdeq.records import read_records
+from sheafdeq.registry import MODELS, ModelSpec
+from sheafdeq.training.run import identify, train
+
+RESULTS = Path(__file__).parents[2] / "results" / "runs"
+
+USER_MODEL = """
+from sheafdeq import SheafDEQ
+from {helper} import scale
+
+class Mine(SheafDEQ):
+    def step(self, state, context):
+        return scale(super().step(state, context))
+
+def build(shape, options):
+    return Mine(shape.in_channels, shape.out_channels, 2, 2, **options)
+"""
+
+
+def test_a_users_own_modules_name_the_run(small, tmp_path, monkeypatch):
+    (tmp_path / "my_model.py").write_text(USER_MODEL.format(helper="my_helper"))
+    helper = tmp_path / "my_helper.py"
+    helper.write_text("def scale(x):\n    return x\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv("SHEAFDEQ_CODE_VERSION", raising=False)
+    try:
+        module = importlib.import_module("my_model")
+        monkeypatch.setitem(MODELS, "mine", ModelSpec("mine", "Mine", "mine", module.build))
+        config = small(model="mine")
+        first = identify(config)
+        assert identify(config) == first
+        helper.write_text("def scale(x):\n    '''As it is.'''\n    return x\n")
+        assert identify(config).id == first.id
+        helper.write_text("def scale(x):\n    return 2 * x\n")
+        edited = identify(config)
+        assert edited.id != first.id
+        differing = {
+            role for role in first.code_roles if first.code_roles[role] != edited.code_roles[role]
+        }
+        assert differing == {"model"}
+        (tmp_path / "my_model.py").write_text(
+            USER_MODEL.format(helper="my_helper").replace("2, 2", "2, 3")
+        )
+        assert identify(config).id not in (first.id, edited.id)
+    finally:
+        for name in ("my_model", "my_helper"):
+            sys.modules.pop(name, None)
+
+
+def test_records_say_how_they_were_named(small, tmp_path):
+    record = train(small(max_epochs=1), out=tmp_path).record
+    assert record.scheme == SCHEME
+    assert {
+        "role:model",
+        "role:solver",
+        "role:adjoint",
+        "role:data",
+        "role:training",
+        "role:kernel",
+    } <= set(record.code)
+    older = read_records(RESULTS)
+    assert older
+    assert {record.scheme for record in older} <= {"modules", SCHEME}
