@@ -38,13 +38,15 @@ STANDS_FOR_ITSELF = frozenset(
         "build_model", "model_spec", "MODELS",  # the chosen model is a role
         "load_task", "entries",  # the chosen task is a role
         "rule_for",  # the chosen rule is a role
-        # Their values are in the run's id:
-        "TrainingConfig", "TaskConfig", "ModelConfig", "ScheduleConfig", "PenaltyConfig",
     }
 )  # fmt: skip
-"""Definitions of this package that count by their name alone."""
+"""Definitions of this package that count by their name alone.
+
+So do classes named ``...Config`` (their values are in the run's id), and errors and warnings.
+"""
 
 _ERRORS = ("Error", "Exception", "Warning")
+_VALUES = "Config"
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,8 @@ class Definitions:
         if isinstance(statement, ast.ClassDef) and statement.bases:
             base = statement.bases[0]
             if isinstance(base, ast.Name) and base.id.endswith(_ERRORS):
+                return True
+            if statement.name.endswith(_VALUES):
                 return True
         name = getattr(statement, "name", None) or getattr(_target(statement), "id", None)
         return name in STANDS_FOR_ITSELF
