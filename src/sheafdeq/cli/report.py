@@ -1,0 +1,69 @@
+"""``sheafdeq report``: everything the records say, as pages to look at."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from sheafdeq.errors import InputError, UsageError
+
+
+def configure(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "report",
+        help="make a folder of pages from the records: open its index.html",
+        description="Tables beside the paper's numbers, a page for each run, and a page to compare runs. The folder opens from "
+        "disk and asks no other host for anything. A file that cannot be trusted is listed on the first page (exit code 1).",
+    )
+    parser.add_argument(
+        "runs", metavar="RUN", nargs="*", default=["results"], help="run directories or folders of runs (default results)"
+    )
+    parser.add_argument("--out", default="site", metavar="DIR", help="folder to write (default site)")
+    parser.add_argument(
+        "--results",
+        metavar="DIR",
+        action="append",
+        help="more folders with diagnostic, asynchronous and certificate records (default: results, if there is one)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(options: Any) -> int:
+    """Collect, build, say where."""
+    from sheafdeq.cli.tables import parameter_counts
+    from sheafdeq.report.site import build_site, collect
+    from sheafdeq.report.tables import parameter_table
+    from sheafdeq.training.config import TrainingConfig
+    from sheafdeq.training.selection import select, summarise
+
+    start = time.monotonic()
+    for name in options.runs:
+        if not Path(name).is_dir():
+            raise UsageError(f"{name}: no such folder; give run directories or folders of runs")
+    studies = options.results if options.results is not None else [name for name in ("results",) if Path(name).is_dir()]
+    collection = collect(options.runs, studies)
+    if not collection.runs and not collection.damaged:
+        raise InputError(f"no run records below {', '.join(options.runs)}: make one with `sheafdeq train --out runs`")
+    parameters = parameter_table(parameter_counts())
+    site = build_site(
+        collection,
+        options.out,
+        summarise=summarise,
+        select=select,
+        configuration=lambda record: TrainingConfig.of_record(record.config, "record").payload(),
+        parameters=parameters,
+    )
+    seconds = time.monotonic() - start
+    if options.json:
+        facts = {"start": str(site.start), "runs": site.runs, "seconds": round(seconds, 2)}
+        print(json.dumps({**facts, "damaged": [vars(damage) for damage in site.damaged]}))
+    else:
+        print(f"{site.runs} runs in {seconds:.1f} s: open {site.start}")
+    for damage in site.damaged:
+        print(f"sheafdeq: left out {damage.file}: {damage.reason}", file=sys.stderr)
+    return 1 if site.damaged else 0
