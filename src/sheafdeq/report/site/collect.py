@@ -109,7 +109,7 @@ def _add_study(found: Collection, path: Path, name: str) -> None:
     if not any(f'"schema":"{schema}"'.encode() in data for schema in SCHEMAS):
         return  # a figure's caption, a benchmark: nothing of ours
     payload = read_sealed(path)
-    kind = SCHEMAS.get(payload.get("schema")) if isinstance(payload, dict) else None
+    kind = SCHEMAS.get(str(payload.get("schema"))) if isinstance(payload, dict) else None
     run = payload.get("run") if isinstance(payload, dict) else None
     if kind is not None and isinstance(run, str):
         found.studies[run].append(Study(name, kind, payload))
