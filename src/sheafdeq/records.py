@@ -200,7 +200,7 @@ class _RunConfig(_Part):
     task: _NamedPart
     model: _NamedPart
     schedule: _SchedulePart
-    penalties: dict[str, float | int | None]
+    penalties: dict[str, float | int | list[float | int] | None]
     init_from: str | None
 
 
