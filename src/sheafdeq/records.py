@@ -320,6 +320,8 @@ class Summary:
     column: tuple[str, int | None, str]  # task, level, further task options as text ("" for the task as published)
     deviations: tuple[str, ...]  # training settings that differ from the paper's protocol
     records: tuple[RunRecord, ...]  # by seed
+    protocol: str = "paper"  # or the recipe's name, or what differs from the paper's protocol
+    differences: bool = False  # whether the model sees differences of the raw features on its edges
 
     @property
     def seeds(self) -> tuple[int, ...]:

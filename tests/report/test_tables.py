@@ -11,8 +11,11 @@ import pytest
 from sheafdeq.cli import main
 from sheafdeq.errors import InputError
 from sheafdeq.records import RunRecord, write_sealed
+from sheafdeq.report.collection import collect
 from sheafdeq.report.tables import (
     FORMATS,
+    Cell,
+    judged,
     only_columns,
     overview_table,
     paper_numbers,
@@ -22,19 +25,28 @@ from sheafdeq.report.tables import (
     staleness_table,
 )
 from sheafdeq.training.config import TrainingConfig
-from sheafdeq.training.selection import deviations, select, summarise
+from sheafdeq.training.recipe import recipe_values
+from sheafdeq.training.selection import READ_EDGE_FEATURES, deviations, sees_differences, select, summarise
 
 
 def record(
     *, test, validation, seed=42, model="sheafdeq", shift=1.3, level=10, task="community", unconverged=False, finished="1",
-    **training,
+    edge_inputs=None, differences=None, **training,
 ):  # fmt: skip
     """A record with the given scores; everything else is what a run would write."""
     options = {} if shift is None else {"shift": shift}
+    if differences is not None:
+        options["differences"] = differences
+    task_options = {} if edge_inputs is None else {"edge_inputs": edge_inputs}
     config = TrainingConfig.parse(
-        {"task": {"name": task, "level": level}, "model": {"name": model, "options": options}, "seed": seed, **training}
+        {
+            "task": {"name": task, "level": level, "options": task_options},
+            "model": {"name": model, "options": options},
+            "seed": seed,
+            **training,
+        }
     )
-    digest = f"{model}{shift}{level}{seed}{task}{finished}{sorted(training.items())}"
+    digest = f"{model}{options}{level}{seed}{task}{task_options}{finished}{sorted(training.items())}"
     solves = {"to_tolerance": True, "steps": 5, "tolerance": 1e-6, "training": {}, "final": {"maximum-steps": 1}, "residual": 1.0}
     return RunRecord.parse(
         {
@@ -45,7 +57,7 @@ def record(
                 "name": task, "title": task, "level": level, "options": {}, "digest": "", "score": "accuracy (%)",
                 "constant_score": 33.0,
             },
-            "model": {"name": model, "title": model.title(), "family": model, "options": {"shift": shift}, "parameters": 1},
+            "model": {"name": model, "title": model.title(), "family": model, "options": options, "parameters": 1},
             "code": {},
             "epochs": 1,
             "stopped": "patience",
@@ -151,7 +163,7 @@ def test_missing_cells_are_missing_and_seeds_are_counted():
     records.append(record(test=1.0, validation=90.0, seed=7))  # not a seed of the paper
     table = paper_table("community", summarise(records), select)
     ours = cell(table, "SheafDEQ", "L10")
-    assert ours.text() == "98.0 [97.0, 99.0] 3/5 (shift 1.3)"
+    assert ours.text() == "98.0 [97.0, 99.0] 3/5 inside (shift 1.3)"
     assert cell(table, "SheafDEQ", "L7").text() == "missing"
     assert cell(table, "MLP", "L10").text() == "missing"
     assert cell(table, "SheafDEQ", "L10", "paper").text() == "98.6 [96.9, 99.1] (3rd)"
@@ -162,23 +174,115 @@ def test_full_table_has_a_row_for_each_configuration_and_for_what_the_paper_has_
     records = [record(test=90.0, validation=1.0, shift=shift) for shift in (1.2, 1.3)]
     records.append(record(test=60.0, validation=1.0, model="gcn", shift=None))
     table = paper_table("community", summarise(records), select, full=True)
-    assert cell(table, "SheafDEQ, shift 1.2", "L10").text() == "90.0 1/5 (1st)"
+    assert cell(table, "SheafDEQ, shift 1.2", "L10").text() == "90.0 1/5 below 6.9 (1st)"
     assert cell(table, "SheafDEQ, shift 1.3", "L10").rank == 1
     assert cell(table, "SheafDEQ, shift 1.4", "L10").text() == "missing"
     assert cell(table, "Gcn", "L10").rank == 3
 
 
-def test_unconverged_and_deviating_runs_are_marked_and_fine_tuned_ones_left_out():
+def test_other_protocols_have_rows_of_their_own_and_continued_runs_are_left_out():
+    recipe = {key: value for key, value in recipe_values("per-graph").items() if key not in ("task", "model")}
     records = [
-        record(test=90.0, validation=1.0, unconverged=True, max_epochs=5),
+        record(test=98.7, validation=1.0),
+        record(test=90.0, validation=99.0, unconverged=True, max_epochs=5),
         record(test=99.0, validation=99.0, level=7, penalties={"residual_weight": 1.0}),
+        record(test=90.5, validation=99.0, schedule="constant"),
+        record(test=96.0, validation=99.0, **recipe),
+        record(test=100.0, validation=99.0, init_from="another"),
     ]
-    table = paper_table("community", summarise(records), select)
-    assert cell(table, "SheafDEQ", "L10").marks == ("†", "*")
-    assert cell(table, "SheafDEQ", "L7").spread is None
-    text = render(table)
-    assert "† the solver did not reach its tolerance" in text
-    assert "max_epochs=5" in text
+    for full, name in ((False, "SheafDEQ"), (True, "SheafDEQ, shift 1.3")):
+        table = paper_table("community", summarise(records), select, full=full)
+        title = "SheafDEQ" if not full else "Sheafdeq, shift 1.3"  # rows beside the paper's have the record's own title
+        assert cell(table, name, "L10").spread[0] == 98.7
+        assert cell(table, name, "L10").verdict == "inside"
+        assert cell(table, name, "L7").spread is None  # a penalised run is another protocol
+        assert cell(table, f"{title} [max_epochs=5]", "L10").marks == ("†",)
+        assert cell(table, f"{title} [penalties=residual_weight=1]", "L7").spread[0] == 99.0
+        assert cell(table, f"{title} [constant rate]", "L10").text().startswith("90.5 1/5 below ")
+        assert cell(table, f"{title} [recipe per-graph]", "L10").spread[0] == 96.0
+        text = render(table)
+        assert "† the solver did not reach its tolerance" in text
+        assert "4 runs of another protocol" in text
+        assert "1 runs that continue another run" in text
+        assert "100.0" not in text
+
+
+def test_the_verdict_is_taken_at_the_printed_precision():
+    def verdict(value):
+        found = judged(Cell((value, value, value)), Cell((98.7, 97.9, 98.9)))
+        return found.verdict, round(found.gap, 6)
+
+    assert verdict(98.94) == ("inside", 0)  # prints as 98.9
+    assert verdict(98.96) == ("above", 0.1)
+    assert verdict(97.86) == ("inside", 0)
+    assert verdict(90.0) == ("below", 7.9)
+    assert judged(Cell(), Cell((1.0, 1.0, 1.0))).verdict == ""
+    assert judged(Cell((1.0, 1.0, 1.0)), Cell(absent="—†")).verdict == ""
+    assert Cell((99.4, 99.4, 99.4), verdict="above", gap=0.5).text() == "99.4 above 0.5"
+
+
+def test_rows_say_which_see_differences():
+    plain = record(test=60.0, validation=1.0)
+    given = record(test=99.0, validation=1.0, edge_inputs="difference")
+    cascade = record(test=98.0, validation=1.0, model="sheaf-cascade", shift=None)
+    without = record(test=80.0, validation=1.0, model="sheaf-cascade", shift=None, differences=False)
+    ignores = record(test=50.0, validation=1.0, model="ignn", shift=None, edge_inputs="difference")
+    assert [sees_differences(r) for r in (plain, given, cascade, without, ignores)] == [False, True, True, False, False]
+    table = paper_table("community", summarise([plain, given, cascade, without, ignores]), select)
+    assert cell(table, "SheafDEQ", "L10").spread[0] == 60.0
+    assert cell(table, "SheafDEQ Δ", "L10").spread[0] == 99.0
+    assert cell(table, "SheafDEQ Δ", "L10").verdict == "inside"
+    assert cell(table, "Sheaf-Cascade Δ", "L10").spread[0] == 98.0
+    assert cell(table, "Sheaf-Cascade", "L10").spread[0] == 80.0
+    assert cell(table, "IGNN", "L10").spread[0] == 50.0
+    assert any(note.startswith("Δ:") for note in table.notes)
+
+
+def test_the_models_that_see_edge_inputs_are_those_that_take_them():
+    from dataclasses import replace
+
+    from sheafdeq.registry import COMMUNITY, MODELS, build_model
+
+    for name in MODELS:
+        model = build_model(name, replace(COMMUNITY, edge_dim=5))
+        assert (name in READ_EDGE_FEATURES) == (model.edge_dim == 5), name
+
+
+def test_fresh_graphs_have_a_column_of_their_own():
+    records = [record(test=98.0 + seed - 42, validation=1.0, seed=seed) for seed in (42, 43)]
+    fresh = {records[0].id: 95.0}
+    table = paper_table("community", summarise(records), select, fresh=fresh)
+    assert table.columns == ("L1", "L3", "L5", "L7", "L9", "L10", "L10 fresh")
+    assert cell(table, "SheafDEQ", "L10 fresh").text() == "95.0 1/2"
+    assert cell(table, "SheafDEQ", "L10 fresh", "paper").text() == ""
+    assert cell(table, "MLP", "L10 fresh").text() == ""
+    assert all(len(row.cells) == 7 for row in table.rows)
+    assert paper_table("community", summarise(records), select, fresh={"other": 1.0}).columns[-1] == "L10"
+
+
+def test_what_cannot_be_believed_is_named_and_counted(tmp_path, capsys):
+    good = record(test=90.0, validation=1.0)
+    write_sealed(tmp_path / "good.run.json", good.payload())
+    damaged = tmp_path / "damaged.run.json"
+    write_sealed(damaged, record(test=99.0, validation=1.0, seed=43).payload())
+    damaged.write_bytes(damaged.read_bytes().replace(b"99.0", b"99.9"))
+    run = tmp_path / "run"
+    run.mkdir()
+    payload = record(test=98.0, validation=1.0, seed=44).payload()
+    write_sealed(run / "record.json", {**payload, "checkpoint": {"checkpoint.safetensors": "0" * 64}})
+    (run / "checkpoint.safetensors").write_bytes(b"another")
+    (tmp_path / "bad.eval.json").write_text("{}")
+    found = collect([tmp_path])
+    assert [r.id for r in found.runs] == [good.id]
+    assert [text.split(":")[0] for text in found.excluded] == [
+        "damaged.run.json", "run/checkpoint.safetensors", "bad.eval.json",
+    ]  # fmt: skip
+    assert main(["tables", "community", "--results", str(tmp_path)]) == 0
+    captured = capsys.readouterr()
+    assert "3 files excluded: damaged.run.json" in captured.out
+    assert captured.err.count("excluded") == 3
+    assert "90.0 1/5" in captured.out
+    assert str(tmp_path) not in captured.out
 
 
 def test_another_metric_replaces_the_score_and_hides_the_paper():
@@ -288,7 +392,7 @@ def test_the_command_prints_every_table(tmp_path, capsys):
     assert main(["tables", "community", "--results", str(tmp_path / "absent")]) == 2
     assert "no such folder" in capsys.readouterr().err
     (tmp_path / "one.run.json").write_text("{}")
-    assert main(["tables", "community", "--results", str(tmp_path)]) == 1
+    assert main(["tables", "community", "--results", str(tmp_path)]) == 0
     assert "one.run.json" in capsys.readouterr().err
 
 

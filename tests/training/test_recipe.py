@@ -10,12 +10,12 @@ from sheafdeq.cli import main
 from sheafdeq.errors import UsageError
 from sheafdeq.registry import build_model
 from sheafdeq.training.config import TrainingConfig
-from sheafdeq.training.recipe import overlaid, recipe, recipe_names, with_recipe
+from sheafdeq.training.recipe import overlaid, recipe, recipe_names, recipe_values, with_recipe
 
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_is_a_configuration_of_a_model_that_can_be_built(name):
-    config = recipe(name)
+    config = recipe(name, {} if "model" in recipe_values(name) else {"model": "sheafdeq"})
     assert isinstance(config, TrainingConfig)
     from sheafdeq.registry import COMMUNITY
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sheafdeq.errors import RecordError, UsageError
+
+if TYPE_CHECKING:
+    from sheafdeq.report.collection import Collection
 
 NAMES = ("community", "distributed", "parameters", "staleness", "all")
 
@@ -45,18 +49,30 @@ def run(options: argparse.Namespace) -> int:
         if options.table == "staleness":
             table = tables.staleness_table(async_payloads(folders), full=options.full)
         else:
-            from sheafdeq.records import read_records
+            from sheafdeq.report.collection import collect
             from sheafdeq.training.selection import select, summarise
 
-            summaries = summarise(read_records(*folders))
+            found = collect(folders, studies=False)
+            for problem in found.excluded:
+                print(f"excluded {problem}", file=sys.stderr)
+            summaries = summarise(found.runs)
             if options.table == "all":
                 table = tables.overview_table(summaries, select, full=options.full, metric=options.metric)
             else:
-                table = tables.paper_table(options.table, summaries, select, full=options.full, metric=options.metric)
+                table = tables.paper_table(
+                    options.table, summaries, select, full=options.full, metric=options.metric,
+                    fresh=fresh_scores(found), excluded=found.excluded,
+                )  # fmt: skip
     if options.columns:
         table = tables.only_columns(table, options.columns)
     print(tables.render(table, options.format), end="")
     return 0
+
+
+def fresh_scores(found: Collection) -> dict[str, float]:
+    """Run id -> test score on the fresh graphs, where it has one."""
+    scores = {run: record.splits.get("test", {}).get("score") for run, record in found.fresh().items()}
+    return {run: score for run, score in scores.items() if score is not None}
 
 
 def parameter_counts() -> dict[int, list[tuple[str, dict[str, Any], int]]]:

@@ -11,9 +11,10 @@ import html
 import io
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
+from statistics import median
 from typing import Any
 
 from sheafdeq.errors import InputError
@@ -37,7 +38,11 @@ __all__ = [
 
 FORMATS = ("text", "markdown", "latex", "csv", "html")
 PAPER_SEEDS = (42, 43, 44, 45, 46)
-CSV_HEADER = ("model", "source", "column", "median", "min", "max", "finished", "planned", "rank", "marks", "configuration")
+CSV_HEADER = (
+    "model", "source", "column", "median", "min", "max", "finished", "planned", "rank", "marks", "configuration", "verdict", "gap",
+)  # fmt: skip
+DIFFERENCES = "Δ"
+"""In the title of a row: the model sees differences of raw node features on its edges."""
 ASYNC_SCHEMA = "sheafdeq.async/1"
 Select = Callable[[Iterable[Summary]], Summary | None]
 Column = tuple[str, int | None, str]  # task, level, further task options
@@ -65,15 +70,19 @@ class Cell:
     note: str = ""  # chosen configuration
     absent: str = "missing"
     runs: tuple[str, ...] = ()  # ids of the runs behind the number
+    verdict: str = ""  # our median against the paper's range: inside, above or below
+    gap: float = 0.0  # how far outside
 
     def text(self) -> str:
-        """``98.6 [96.9, 99.1] 5/5 (1st)``, or why there is nothing."""
+        """``98.6 [96.9, 99.1] 5/5 above 0.2 (1st)``, or why there is nothing."""
         if self.spread is None:
             return self.absent
         middle, low, high = (format(value, self.form) for value in self.spread)
         words = [middle if middle == low == high else f"{middle} [{low}, {high}]"]
         if self.seeds is not None:
             words.append(f"{self.seeds[0]}/{self.seeds[1]}")
+        if self.verdict:
+            words.append(self.verdict if self.verdict == "inside" else f"{self.verdict} {format(self.gap, self.form)}")
         words.extend(self.marks)
         if self.note:
             words.append(f"({self.note})")
@@ -110,67 +119,190 @@ def rank(values: Sequence[float | None], form: str) -> list[int | None]:
 # ---------------------------------------------------------------------- the paper's two result tables
 
 
+@dataclass(frozen=True)
+class _Line:
+    """One row in the making: the summaries it may show, and the paper's cells to hold them against."""
+
+    title: str
+    members: tuple[Summary, ...]
+    published: Sequence[Any] | None = None  # the paper's cells of this configuration
+    show_paper: bool = False
+
+
 def paper_table(
-    name: str, summaries: Sequence[Summary], select: Select, *, full: bool = False, metric: str | None = None
+    name: str,
+    summaries: Sequence[Summary],
+    select: Select,
+    *,
+    full: bool = False,
+    metric: str | None = None,
+    fresh: Mapping[str, float] | None = None,
+    excluded: Sequence[str] = (),
 ) -> Table:
     """``community`` or ``distributed``: one row for each family (the selected configuration), or for every configuration.
 
-    ``metric`` prints another metric of the test split in place of the score; the paper's numbers are then left out.
+    The rows that carry the paper's numbers hold runs of the paper's protocol and inputs alone. Runs of another protocol, and runs
+    that see differences on the edges where the paper's do not, have rows of their own, named by their recipe. ``metric`` prints another
+    metric of the test split in place of the score; the paper's numbers are then left out. ``fresh`` gives, by run id, the score on
+    graphs nobody had seen; each column that has such scores gets a second one beside it. ``excluded`` names files that could not
+    be believed, for the notes.
     """
     paper = paper_numbers(name)
     columns = paper["columns"]
     keys = [(column["task"], column["level"], "") for column in columns]
     forms = [_form(column, metric) for column in columns]
     usable = [_paper_seeds_only(summary) for summary in summaries if summary.column in keys]
-    usable = [summary for summary in usable if summary.records and not _another_method(summary)]
-    rows: list[Row] = []
-    used: set[int] = set()
-    ours: list[list[Summary | None]] = []
-    titles: list[str] = []
-    theirs: list[list[Any]] = []
-    if full:
-        for line in paper["full"]:
-            chosen = []
-            for key in keys:
-                found = [summary for summary in usable if summary.column == key and _is_configuration(summary, line)]
-                used.update(id(summary) for summary in found)
-                chosen.append(select(found))
-            ours.append(chosen)
-            titles.append(line["title"])
-            theirs.append(line["cells"])
-        for title, group in _extra_rows([summary for summary in usable if id(summary) not in used]):
-            ours.append([select(summary for summary in group if summary.column == key) for key in keys])
-            titles.append(title)
-            theirs.append([None] * len(keys))
-    else:
-        order = _grid_order(paper)
-        for line in paper["compact"]:
-            members = sorted((summary for summary in usable if summary.family == line["family"]), key=order)
-            ours.append([select(summary for summary in members if summary.column == key) for key in keys])
-            titles.append(line["title"])
-            theirs.append(line["cells"])
-        known = {line["family"] for line in paper["compact"]}
-        for family in dict.fromkeys(summary.family for summary in usable if summary.family not in known):
-            members = [summary for summary in usable if summary.family == family]
-            ours.append([select(summary for summary in members if summary.column == key) for key in keys])
-            titles.append(members[0].title)
-            theirs.append([None] * len(keys))
-    our_cells = [
-        [_summary_cell(summary, form, metric, show_options=not full) for summary, form in zip(line, forms, strict=True)]
-        for line in ours
+    usable = [summary for summary in usable if summary.records and not _fine_tuned(summary)]
+    lines = _full_lines(paper, usable) if full else _compact_lines(paper, usable)
+    ours = [[select(summary for summary in line.members if summary.column == key) for key in keys] for line in lines]
+    cells = [
+        [_summary_cell(summary, form, metric, show_options=not full) for summary, form in zip(row, forms, strict=True)] for row in ours
     ]
-    paper_cells = [[_paper_cell(cell, form) for cell, form in zip(line, forms, strict=True)] for line in theirs]
-    _add_ranks(our_cells, forms)
-    _add_ranks(paper_cells, forms)
-    for title, line, reference, published in zip(titles, our_cells, paper_cells, theirs, strict=True):
-        rows.append(Row(title, "ours", tuple(line)))
-        if metric is None and any(cell is not None for cell in published):
-            rows.append(Row("", "paper", tuple(reference)))
+    paper_cells = [
+        [_paper_cell(cell, form) for cell, form in zip(line.published or [None] * len(keys), forms, strict=True)] for line in lines
+    ]
+    _add_ranks(cells, forms)
+    _add_ranks([row for line, row in zip(lines, paper_cells, strict=True) if line.show_paper], forms)
     if metric is None:
-        rows.append(_constant_row(usable, keys, forms))
-    shown = [summary for line in ours for summary in line if summary is not None]
+        cells = [[judged(*pair) for pair in zip(row, reference, strict=True)] for row, reference in zip(cells, paper_cells, strict=True)]
+    places = _fresh_places(ours, fresh) if fresh and metric is None else []
+    empty = [Cell(form=form, absent="") for form in forms]
+    rows: list[Row] = []
+    for line, chosen, row, reference in zip(lines, ours, cells, paper_cells, strict=True):
+        beside = [_fresh_cell(summary, form, fresh or {}) for summary, form in zip(chosen, forms, strict=True)]
+        rows.append(Row(line.title, "ours", tuple(_interleaved(row, places, beside))))
+        if metric is None and line.show_paper:
+            rows.append(Row("", "paper", tuple(_interleaved(reference, places, empty))))
+    if metric is None:
+        constant = _constant_row(usable, keys, forms)
+        rows.append(replace(constant, cells=tuple(_interleaved(constant.cells, places, empty))))
     title = paper["title"] if metric is None else f"{paper['title'].split(':')[0]}: {metric} of the test split, median [min, max]"
-    return Table(title, tuple(_column_title(column, metric) for column in columns), tuple(rows), _notes(shown, full))
+    titles = [_column_title(column, metric) for column in columns]
+    table = Table(title, tuple(_interleaved(titles, places, [f"{name} fresh" for name in titles])), tuple(rows))
+    shown = [summary for row in ours for summary in row if summary is not None]
+    return replace(table, notes=(*_notes(shown, full), *_comparison_notes(table, summaries, usable, excluded)))
+
+
+def judged(ours: Cell, paper: Cell) -> Cell:
+    """Our cell with its verdict: the median inside, above or below the paper's range, at the printed precision."""
+    if ours.spread is None or paper.spread is None:
+        return ours
+    middle, low, high = (float(format(value, ours.form)) for value in (ours.spread[0], *paper.spread[1:]))
+    if middle < low:
+        return replace(ours, verdict="below", gap=low - middle)
+    return replace(ours, verdict="above", gap=middle - high) if middle > high else replace(ours, verdict="inside")
+
+
+def _as_published(summary: Summary) -> bool:
+    """Whether a run may stand in a row of the paper's."""
+    return summary.protocol == "paper" and not summary.differences
+
+
+def _full_lines(paper: Mapping[str, Any], usable: Sequence[Summary]) -> list[_Line]:
+    lines: list[_Line] = []
+    used: set[int] = set()
+    for row in paper["full"]:
+        members = tuple(summary for summary in usable if _as_published(summary) and _is_configuration(summary, row))
+        used.update(map(id, members))
+        lines.append(_Line(row["title"], members, row["cells"], show_paper=True))
+
+    def place(summary: Summary) -> tuple[Any, ...]:
+        return (_grid_position(paper, summary), _label(summary), _row_protocol(summary), summary.differences)
+
+    groups: dict[tuple[Any, ...], list[Summary]] = {}
+    for summary in usable:
+        if id(summary) not in used:
+            groups.setdefault(place(summary), []).append(summary)
+    for key, group in sorted(groups.items()):
+        published = paper["full"][key[0]]["cells"] if key[0] < len(paper["full"]) else None
+        lines.append(_Line(_row_title(_label(group[0]), group[0]), tuple(group), published))
+    return lines
+
+
+def _compact_lines(paper: Mapping[str, Any], usable: Sequence[Summary]) -> list[_Line]:
+    usable = sorted(usable, key=lambda summary: _grid_position(paper, summary))
+    known = {row["family"]: row for row in paper["compact"]}
+    lines: list[_Line] = []
+    for family, row in known.items():
+        members = tuple(summary for summary in usable if summary.family == family and _as_published(summary))
+        lines.append(_Line(row["title"], members, row["cells"], show_paper=True))
+    groups: dict[tuple[str, str, bool], list[Summary]] = {}
+    for summary in usable:
+        if summary.family not in known or not _as_published(summary):
+            groups.setdefault((summary.family, _row_protocol(summary), summary.differences), []).append(summary)
+    for (family, _, _), group in groups.items():
+        title = known[family]["title"] if family in known else group[0].title
+        lines.append(_Line(_row_title(title, group[0]), tuple(group), known[family]["cells"] if family in known else None))
+    return lines
+
+
+def _row_title(title: str, summary: Summary) -> str:
+    """The model, whether it sees differences, and how it was trained if not by the paper's protocol."""
+    seen = f" {DIFFERENCES}" if summary.differences else ""
+    protocol = _row_protocol(summary)
+    return f"{title}{seen}" + ("" if protocol == "paper" else f" [{protocol}]")
+
+
+def _row_protocol(summary: Summary) -> str:
+    """Recipes of one family (``cascade``, ``cascade-coordinates``) share a row: they are for different columns."""
+    words = summary.protocol.split("-")
+    return words[0] if words[0] == "recipe cascade" else summary.protocol
+
+
+def _fresh_places(ours: Sequence[Sequence[Summary | None]], fresh: Mapping[str, float]) -> list[int]:
+    """Columns in which some run has been judged on fresh graphs."""
+    found = {
+        place
+        for row in ours
+        for place, summary in enumerate(row)
+        if summary is not None and any(record.id in fresh for record in summary.records)
+    }
+    return sorted(found)
+
+
+def _interleaved(cells: Sequence[Any], places: Sequence[int], others: Sequence[Any]) -> list[Any]:
+    """``cells`` with ``others[place]`` behind each of the places."""
+    return [item for place, cell in enumerate(cells) for item in ([cell, others[place]] if place in places else [cell])]
+
+
+def _fresh_cell(summary: Summary | None, form: str, fresh: Mapping[str, float]) -> Cell:
+    known = [record for record in summary.records if record.id in fresh] if summary is not None else []
+    if summary is None or not known:
+        return Cell(form=form, absent="")
+    values = [fresh[record.id] for record in known]
+    return Cell(
+        (median(values), min(values), max(values)), form, (len(known), len(summary.records)), runs=tuple(record.id for record in known)
+    )
+
+
+def _comparison_notes(
+    table: Table, summaries: Sequence[Summary], usable: Sequence[Summary], excluded: Sequence[str]
+) -> list[str]:
+    """What the words in the cells mean, and what is not in the table or in rows of its own: named and counted."""
+    cells = [cell for row in table.rows for cell in row.cells]
+    notes = []
+    if any(cell.verdict for cell in cells):
+        notes.append("inside, above, below: our median against the paper's range [min, max] at the printed precision, and how far outside.")
+    if any(summary.differences for summary in usable):
+        notes.append(
+            f"{DIFFERENCES}: sees differences of raw node features on its edges, its own or the task's; the paper's models do not. On the "
+            "community graphs they tell which edges were rewired."
+        )
+    if any(title.endswith(" fresh") for title in table.columns):
+        notes.append("fresh: ten graphs a level that no training and no choice has seen (sheafdeq evaluate RUN --fresh).")
+    others: dict[str, int] = {}
+    for summary in usable:
+        if summary.protocol != "paper":
+            others[summary.protocol] = others.get(summary.protocol, 0) + len(summary.records)
+    if others:
+        named = "; ".join(f"{protocol}: {count}" for protocol, count in sorted(others.items()))
+        notes.append(f"{sum(others.values())} runs of another protocol are not in the paper's rows but in rows of their own ({named}).")
+    tuned = sum(len(summary.records) for summary in summaries if _fine_tuned(summary))
+    if tuned:
+        notes.append(f"{tuned} runs that continue another run answer another question and are left out.")
+    if excluded:
+        notes.append(f"{len(excluded)} files excluded: {'; '.join(excluded)}.")
+    return notes
 
 
 def _form(column: Mapping[str, Any], metric: str | None) -> str:
@@ -186,9 +318,9 @@ def _paper_seeds_only(summary: Summary) -> Summary:
     return Summary(**{**vars(summary), "records": kept})
 
 
-def _another_method(summary: Summary) -> bool:
-    """Fine-tuned and penalised runs answer another question than the paper's tables."""
-    return any(text.startswith(("penalties=", "init_from=")) for text in summary.deviations)
+def _fine_tuned(summary: Summary) -> bool:
+    """Runs that continue another one answer another question than the paper's tables."""
+    return any(text.startswith("init_from=") for text in summary.deviations)
 
 
 def _is_configuration(summary: Summary, line: Mapping[str, Any]) -> bool:
@@ -199,25 +331,16 @@ def _is_configuration(summary: Summary, line: Mapping[str, Any]) -> bool:
     return all(summary.all_options.get(key) == value for key, value in wanted.items()) and set(summary.options) <= set(wanted)
 
 
-def _extra_rows(summaries: Sequence[Summary]) -> list[tuple[str, list[Summary]]]:
-    groups: dict[str, list[Summary]] = {}
-    for summary in summaries:
-        groups.setdefault(_label(summary), []).append(summary)
-    return sorted(groups.items())
-
-
 def _label(summary: Summary) -> str:
     return ", ".join([summary.title, *(f"{key} {value}" for key, value in summary.options.items())])
 
 
-def _grid_order(paper: Mapping[str, Any]) -> Callable[[Summary], int]:
-    def position(summary: Summary) -> int:
-        for number, line in enumerate(paper["full"]):
-            if _is_configuration(summary, line):
-                return number
-        return len(paper["full"])
-
-    return position
+def _grid_position(paper: Mapping[str, Any], summary: Summary) -> int:
+    """The row of the paper's full table with this configuration; its length where there is none."""
+    for number, line in enumerate(paper["full"]):
+        if _is_configuration(summary, line):
+            return number
+    return len(paper["full"])
 
 
 def _summary_cell(
@@ -225,7 +348,7 @@ def _summary_cell(
 ) -> Cell:
     if summary is None:
         return Cell(form=form)
-    marks = tuple(mark for mark, present in (("†", summary.unconverged), ("*", summary.deviations)) if present)
+    marks = ("†",) if summary.unconverged else ()
     note = ", ".join(f"{key} {value}" for key, value in summary.options.items()) if show_options else ""
     runs = tuple(record.id for record in summary.records)
     return Cell(summary.spread(metric), form, (len(summary.records), planned), marks, None, note, runs=runs)
@@ -266,9 +389,6 @@ def _notes(shown: Sequence[Summary], full: bool) -> tuple[str, ...]:
     unconverged = sum(summary.unconverged for summary in shown)
     if unconverged:
         notes.append(f"† the solver did not reach its tolerance in the final evaluation ({unconverged} runs).")
-    different = sorted({text for summary in shown for text in summary.deviations})
-    if different:
-        notes.append(f"* not the paper's protocol: {', '.join(different)}.")
     horizon = [record for summary in shown for record in summary.records if record.solves and not record.solves.to_tolerance]
     open_ended = sum(set(record.solves.final) != {"converged"} for record in horizon if record.solves)
     if horizon:
@@ -303,17 +423,21 @@ def overview_table(summaries: Sequence[Summary], select: Select, *, full: bool =
     """Whatever the records hold: a column for each task, a row for each family (or configuration)."""
     keys = sorted({summary.column for summary in summaries}, key=lambda key: (key[0], key[1] or 0, key[2]))
     planned = max((len(summary.records) for summary in summaries), default=0)
-    ordered = sorted(summaries, key=lambda summary: (summary.model, _label(summary)))
-    names = dict.fromkeys(_label(summary) if full else summary.family for summary in ordered)
+    ordered = sorted(summaries, key=lambda summary: (summary.model, _label(summary), summary.protocol, summary.differences))
+
+    def row_of(summary: Summary) -> str:
+        return _row_title(_label(summary) if full else summary.title, summary)
+
+    names = dict.fromkeys(map(row_of, ordered))
     forms = [".1f" if _score_name(summaries, key).endswith("(%)") and metric is None else ".4g" for key in keys]
     lines: list[list[Cell]] = []
     chosen: list[Summary] = []
     titles: list[str] = []
     for name in names:
-        members = [summary for summary in ordered if (_label(summary) if full else summary.family) == name]
+        members = [summary for summary in ordered if row_of(summary) == name]
         picked = [select(summary for summary in members if summary.column == key) for key in keys]
         chosen.extend(summary for summary in picked if summary is not None)
-        titles.append(name if full else members[0].title)
+        titles.append(name)
         lines.append(
             [
                 _summary_cell(summary, form, metric, show_options=not full, planned=planned)
@@ -494,7 +618,9 @@ def _csv(table: Table) -> str:
             seeds: tuple[Any, ...] = cell.seeds if cell.seeds is not None else ("", "")
             place = "" if cell.rank is None else cell.rank
             absent = cell.absent if cell.spread is None else ""
-            writer.writerow([title, row.source, column, *spread, *seeds, place, " ".join(cell.marks) or absent, cell.note])
+            verdict = (cell.verdict, format(cell.gap, cell.form) if cell.verdict else "")
+            marks = " ".join(cell.marks) or absent
+            writer.writerow([title, row.source, column, *spread, *seeds, place, marks, cell.note, *verdict])
     return stream.getvalue()
 
 
