@@ -345,3 +345,101 @@ def test_level_ten_is_the_same_through_the_python_interface_and_a_sweep():
     assert swept.scores == called.scores
     tensors = [load_file(next(root.glob(f"{start}*")) / "checkpoint.safetensors") for start in ("0b1bd7c3", "fa8deb2a")]
     assert all(torch.equal(tensors[0][name], tensors[1][name]) for name in tensors[0])
+
+
+# ---------------------------------------------------------------------- groups, and what was made elsewhere
+
+GROUPS = """
+name = "ordered"
+[training]
+max_epochs = 2
+[[groups]]
+title = "first"
+seeds = [43]
+tasks = [{ name = "community", levels = [7, 3], options = { nodes = 30, train_seeds = [1], test_seeds = [2], k = 3 } }]
+models = [{ name = "ignn", options = [{}] }]
+[[groups]]
+title = "then"
+seeds = [42, 43]
+tasks = [{ name = "community", level = 3, options = { nodes = 30, train_seeds = [1], test_seeds = [2], k = 3 } }]
+models = [{ name = "ignn", options = [{}] }, { name = "mlp", options = [{}] }]
+training = { learning_rate = 1e-2 }
+exclude = [{ model = "mlp", task = "counting" }]
+"""
+
+
+@pytest.fixture
+def ordered(tmp_path):
+    (tmp_path / "ordered.toml").write_text(GROUPS)
+    return tmp_path / "ordered.toml"
+
+
+def test_groups_come_in_their_order_and_ask_for_a_run_once(ordered):
+    runs = Sweep.load(ordered).runs()
+    assert [(group, config.task.level, config.model.name, config.seed) for group, config in runs] == [
+        ("first", 7, "ignn", 43),
+        ("first", 3, "ignn", 43),
+        ("then", 3, "ignn", 42),
+        ("then", 3, "mlp", 42),
+        ("then", 3, "mlp", 43),
+    ]
+    assert {config.max_epochs for _, config in runs} == {2}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("name =", "seeds = [1]\nname ="), "seeds stands beside groups"),
+        (("levels = [7, 3]", "level = 1, levels = [7, 3]"), "level or levels"),
+        (("title = ", "titel = "), "unknown key 'groups.0.titel'"),
+    ],
+)
+def test_a_file_with_groups_that_makes_no_sense_is_named(tmp_path, change, message):
+    path = tmp_path / "bad.toml"
+    path.write_text(GROUPS.replace(*change, 1))
+    with pytest.raises(InputError, match=message):
+        Sweep.load(path)
+    path.write_text('name = "empty"\n')
+    with pytest.raises(InputError, match="seeds is missing"):
+        Sweep.load(path)
+
+
+def test_records_made_by_other_sources_count_and_are_not_made_again(ordered, tmp_path, monkeypatch, capsys):
+    elsewhere = tmp_path / "elsewhere"
+    config = Sweep.load(ordered).configs()[1]
+    made = train(config, out=elsewhere)
+    monkeypatch.setenv(CODE_VERSION_VARIABLE, "later")
+    command = ["sweep", "status", str(ordered), "--out", str(tmp_path / "runs"), "--json"]
+    assert main(command) == 0
+    assert json.loads(capsys.readouterr().out)["done"] == 0
+    assert main([*command, "--recorded", str(elsewhere), "--missing"]) == 0
+    status = json.loads(capsys.readouterr().out)
+    assert (status["done"], status["left"]) == (1, 4)
+    assert [(group["title"], group["done"], group["total"]) for group in status["groups"]] == [("first", 1, 2), ("then", 0, 3)]
+    assert len(status["missing"]) == 4
+    assert main(["sweep", "run", str(ordered), "--out", str(tmp_path / "runs"), "--recorded", str(elsewhere)]) == 0
+    finished = [record.config["task"]["level"] for record in read_records(tmp_path / "runs")]
+    assert sorted(finished) == [3, 3, 3, 7]
+    assert made.record.id not in {record.id for record in read_records(tmp_path / "runs")}
+    capsys.readouterr()
+    assert main([*command[:-1], "--missing"]) == 0
+    assert "left     community level 3, ignn, seed 43 (first)" in capsys.readouterr().out
+
+
+def test_the_evidence_has_its_order():
+    """The issue's list: cascade, SheafDEQ, comparison models, simple models, then readings, inputs, and more of everything."""
+    runs = Sweep.load("evidence").runs()
+    places = {group: number for number, (group, _) in reversed(list(enumerate(runs)))}
+    numbers = [title.split()[0] for title in sorted(places, key=places.__getitem__)]
+    assert [n for n in numbers if n.isdigit()] == sorted(n for n in numbers if n.isdigit())
+    assert numbers.index("reading:") > numbers.index("4")
+    assert numbers.index("then:") > numbers.index("same")
+    must = [config for group, config in runs if group[0].isdigit()]
+    cascade = {(c.task.name, c.task.level, c.seed) for c in must if c.model.name == "sheaf-cascade"}
+    columns = [("community", level) for level in (1, 3, 5, 7, 9, 10)] + [("coordinates", None), ("mnist-terrain", None)]
+    assert cascade == {(*column, seed) for column in columns for seed in (42, 43, 44, 45, 46)}
+    ours = {(c.task.name, c.task.level, c.seed) for c in must if c.model.name == "sheafdeq"}
+    assert len(ours) == 5 * 3 + 5
+    warmups = {(c.model.name, c.task.level, c.schedule.warmup) for _, c in runs if not c.task.options and c.graphs_per_update is None}
+    assert {(*which, w) for which in (("loop-transformer", 7), ("loop-transformer", 10), ("ignn", 10)) for w in (0.05, 0.1, 0.2)} <= warmups
+    assert len({config.model_dump_json() for _, config in runs}) == len(runs)

@@ -33,6 +33,7 @@ def configure(commands: Any) -> None:
         "status", help="what is done and what is left", description="Count finished, running, failed and remaining runs."
     )
     _common(status)
+    status.add_argument("--missing", action="store_true", help="also list every run that is not done")
     status.set_defaults(run=show_status)
     export = actions.add_parser(
         "export",
@@ -57,6 +58,10 @@ def _common(parser: argparse.ArgumentParser) -> None:
         "--set", metavar="KEY=VALUE", action="append", default=[], help="replace a training field of every run (max_epochs=300)"
     )
     parser.add_argument("--code-version", metavar="LABEL", help="name runs by this label instead of the digest of the sources")
+    parser.add_argument(
+        "--recorded", metavar="DIR", action="append", default=[],
+        help="count runs with a record below DIR as done, whichever version of the sources made it; may be repeated",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -64,6 +69,7 @@ def _sweep(options: argparse.Namespace) -> Any:
     import os
 
     from sheafdeq.cli.train import parse_assignments
+    from sheafdeq.report.collection import collect
     from sheafdeq.training.store import RunStore
     from sheafdeq.training.sweep import Sweep, parse_shard
     from sheafdeq.training.version import CODE_VERSION_VARIABLE
@@ -75,7 +81,10 @@ def _sweep(options: argparse.Namespace) -> Any:
         overrides["threads"] = options.threads
     sweep = Sweep.load(options.preset, overrides)
     store = RunStore(options.out)
-    return sweep, store, sweep.plan(store, parse_shard(options.shard))
+    recorded = collect(options.recorded, studies=False)
+    for problem in recorded.excluded:
+        print(f"excluded {problem}", file=sys.stderr)
+    return sweep, store, sweep.plan(store, parse_shard(options.shard), recorded.runs)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -83,7 +92,8 @@ def run(options: argparse.Namespace) -> int:
     from sheafdeq.training.sweep import Budget
 
     budget = Budget.parse(options.budget)
-    sweep, store, entries = _sweep(options)
+    sweep, store, everything = _sweep(options)
+    entries = [entry for entry in everything if entry.recorded is None]
 
     def tell(line: str) -> None:
         print(f"{sweep.name}: {line}", file=sys.stderr, flush=True)
@@ -97,7 +107,7 @@ def run(options: argparse.Namespace) -> int:
         from sheafdeq.training.engines.local import run_local
 
         run_local(entries, store, **settings)
-    status = sweep.status(store, entries)
+    status = sweep.status(store, everything)
     _print_status(status, options.json)
     return 0 if status["done"] == status["total"] or (options.budget and not status["failed"]) else 1
 
@@ -105,7 +115,7 @@ def run(options: argparse.Namespace) -> int:
 def show_status(options: argparse.Namespace) -> int:
     """Print the counts."""
     sweep, store, entries = _sweep(options)
-    _print_status(sweep.status(store, entries), options.json)
+    _print_status(sweep.status(store, entries), options.json, options.missing)
     return 0
 
 
@@ -151,7 +161,7 @@ def show_list(options: argparse.Namespace) -> int:
     return 0
 
 
-def _print_status(status: dict[str, Any], as_json: bool) -> None:
+def _print_status(status: dict[str, Any], as_json: bool, missing: bool = False) -> None:
     if as_json:
         print(json.dumps(status, sort_keys=True))
         return
@@ -161,5 +171,10 @@ def _print_status(status: dict[str, Any], as_json: bool) -> None:
         f"{status['sweep']}: {status['done']} done, {status['running']} running, {status['failed']} failed, "
         f"{status['left']} left, {status['total']} in all; time left {remaining}"
     )
+    for group in status["groups"]:
+        print(f"  {group['done']:>4} of {group['total']:<4} {group['title']}")
+    if missing:
+        for run in status["missing"]:
+            print(f"  {run['state']:<8} {run['run']}" + (f" ({run['group']})" if run["group"] else ""))
     for failure in status["failures"]:
         print(f"  failed: {failure['run']}: {failure['error']}")

@@ -22,22 +22,34 @@ A sweep is a TOML file:
     task = "sums"
 
 Runs are ordered by seed, then task, then model, so that every cell of a table has one seed before any has two.
+
+A sweep whose parts come one after the other lists them as groups instead, each with seeds, tasks, models, training and exclude of
+its own; a run that an earlier group has already asked for is not asked for again:
+
+    name = "mine"
+    [[groups]]
+    title = "first this"
+    seeds = [42]
+    tasks = [{ name = "community", levels = [7, 10] }]
+    models = [{ name = "ignn", options = [{}] }]
+    training = { schedule = { kind = "wsd", warmup = 0.05 } }
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from importlib import resources
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sheafdeq.errors import InputError, SheafDEQError, UsageError
 from sheafdeq.identity import CodeIdentity, code_identity
-from sheafdeq.records import digest_of, read_sealed, write_sealed
+from sheafdeq.records import RunRecord, digest_of, read_sealed, write_sealed
 from sheafdeq.registry import model_spec
 from sheafdeq.training.config import Option, TaskConfig, TrainingConfig, describe, read_toml
 from sheafdeq.training.recipe import with_recipe
@@ -77,16 +89,63 @@ class Exclusion(_Frozen):
     task: str
 
 
-class SweepFile(_Frozen):
-    """The schema of a sweep file."""
+class TaskGrid(TaskConfig):
+    """A task, at one level or at several."""
 
-    name: str
-    description: str = ""
+    levels: list[int] | None = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> TaskGrid:
+        if self.level is not None and self.levels is not None:
+            raise ValueError("give level or levels, not both")
+        return self
+
+    @property
+    def tasks(self) -> list[TaskConfig]:
+        """One task for each level."""
+        values = self.model_dump(exclude={"level", "levels"})
+        return [TaskConfig(**values, level=level) for level in (self.levels if self.levels is not None else [self.level])]
+
+
+class Group(_Frozen):
+    """One part of a sweep: every model on every task with every seed."""
+
+    title: str = ""
     seeds: list[int]
-    tasks: list[TaskConfig]
+    tasks: list[TaskGrid]
     models: list[ModelGrid]
     training: dict[str, Any] = Field(default_factory=dict)
     exclude: list[Exclusion] = Field(default_factory=list)
+
+
+class SweepFile(_Frozen):
+    """The schema of a sweep file: one group written at the top, or several under ``groups``."""
+
+    name: str
+    description: str = ""
+    seeds: list[int] = Field(default_factory=list)
+    tasks: list[TaskGrid] = Field(default_factory=list)
+    models: list[ModelGrid] = Field(default_factory=list)
+    training: dict[str, Any] = Field(default_factory=dict)
+    exclude: list[Exclusion] = Field(default_factory=list)
+    groups: list[Group] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _one_form(self) -> SweepFile:
+        single = [key for key in ("seeds", "tasks", "models", "exclude") if getattr(self, key)]
+        if self.groups and single:
+            raise ValueError(f"{single[0]} stands beside groups: write it in the groups")
+        missing = [key for key in ("seeds", "tasks", "models") if not getattr(self, key)]
+        if not self.groups and missing:
+            raise ValueError(f"{missing[0]} is missing (or groups)")
+        return self
+
+    @property
+    def parts(self) -> list[Group]:
+        """The groups, in order; ``training`` at the top holds for all of them."""
+        if self.groups:
+            return [group.model_copy(update={"training": {**self.training, **group.training}}) for group in self.groups]
+        return [Group(seeds=self.seeds, tasks=self.tasks, models=self.models, training=self.training, exclude=self.exclude)]
 
 
 @dataclass(frozen=True)
@@ -96,6 +155,8 @@ class Entry:
     config: TrainingConfig
     identity: Identity | None
     error: str | None = None
+    group: str = ""  # title of the part of the sweep it belongs to
+    recorded: str | None = None  # id of a record of the same configuration, whatever the code version
 
 
 @dataclass(frozen=True)
@@ -158,34 +219,51 @@ class Sweep:
             raise InputError(f"{text}: {describe(error)}") from error
 
     def configs(self) -> list[TrainingConfig]:
-        """All runs, by seed, task, model."""
-        excluded = {(pair.model, pair.task) for pair in self.file.exclude}
-        configs = []
-        for seed in self.file.seeds:
-            for task in self.file.tasks:
-                for grid in self.file.models:
-                    if (grid.name, task.name) in excluded:
-                        continue
-                    for option in grid.option_sets:
-                        values = {
-                            **self.file.training,
-                            "task": task.model_dump(),
-                            "model": {"name": grid.name, "options": dict(option)},
-                            "seed": seed,
-                            **self.overrides,
-                        }
-                        if grid.recipe:
-                            values = with_recipe(grid.recipe, values)
-                        configs.append(TrainingConfig.parse(values, f"sweep {self.name}"))
-        return configs
+        """All runs: group by group, in each by seed, task, model."""
+        return [config for _, config in self.runs()]
 
-    def plan(self, store: RunStore, shard: tuple[int, int] = (1, 1)) -> list[Entry]:
-        """The runs of one shard (i of n, counted from 1) with their identities."""
+    def runs(self) -> list[tuple[str, TrainingConfig]]:
+        """All runs with the title of the group that asks for them first."""
+        found: dict[str, tuple[str, TrainingConfig]] = {}
+        for group in self.file.parts:
+            for config in self._of_group(group):
+                key = digest_of(config.payload()) if self.file.groups else str(len(found))
+                found.setdefault(key, (group.title, config))
+        return list(found.values())
+
+    def _of_group(self, group: Group) -> Iterator[TrainingConfig]:
+        excluded = {(pair.model, pair.task) for pair in group.exclude}
+        tasks = [task for grid in group.tasks for task in grid.tasks]
+        for seed, task, grid in product(group.seeds, tasks, group.models):
+            if (grid.name, task.name) in excluded:
+                continue
+            for option in grid.option_sets:
+                values = {
+                    **group.training,
+                    "task": task.model_dump(),
+                    "model": {"name": grid.name, "options": dict(option)},
+                    "seed": seed,
+                    **self.overrides,
+                }
+                if grid.recipe:
+                    values = with_recipe(grid.recipe, values)
+                yield TrainingConfig.parse(values, f"sweep {self.name}")
+
+    def plan(self, store: RunStore, shard: tuple[int, int] = (1, 1), recorded: Iterable[RunRecord] = ()) -> list[Entry]:
+        """The runs of one shard (i of n, counted from 1) with their identities.
+
+        ``recorded`` are records from anywhere: a run of the same configuration on the same data counts as done, whichever version of
+        the sources made it.
+        """
+        known = {_question(TrainingConfig.of_record(record.config, record.id)): record for record in recorded}
+        return [_with_record(entry, known) for entry in self._plan(store, shard)]
+
+    def _plan(self, store: RunStore, shard: tuple[int, int]) -> list[Entry]:
         index, count = shard
         digests: dict[str, str | Exception] = {}
         codes: dict[str, CodeIdentity] = {}
         entries = []
-        for config in self.configs()[index - 1 :: count]:
+        for group, config in self.runs()[index - 1 :: count]:
             key = config.task.model_dump_json()
             if key not in digests:
                 try:
@@ -194,14 +272,14 @@ class Sweep:
                     digests[key] = error
             digest = digests[key]
             if isinstance(digest, Exception):
-                entries.append(Entry(config, None, str(digest)))
+                entries.append(Entry(config, None, str(digest), group))
                 continue
             try:
                 kind = f"{config.task.name} {config.model.model_dump_json()}"
                 codes[kind] = codes.get(kind) or code_of(config)
-                entries.append(Entry(config, identify(config, digest, codes[kind])))
+                entries.append(Entry(config, identify(config, digest, codes[kind]), group=group))
             except SheafDEQError as error:
-                entries.append(Entry(config, None, str(error)))
+                entries.append(Entry(config, None, str(error), group))
         return entries
 
     def status(self, store: RunStore, entries: Iterable[Entry] | None = None) -> dict[str, Any]:
@@ -210,11 +288,19 @@ class Sweep:
         counts = {"done": 0, "running": 0, "failed": 0, "left": 0, "total": len(entries)}
         seconds: dict[tuple[str, str], list[float]] = {}
         waiting: list[tuple[str, str]] = []
-        failures = []
+        failures, missing = [], []
+        groups: dict[str, dict[str, int]] = {}
         for entry in entries:
             kind = (entry.config.task.name, entry.config.model.name)
             state, error = _state(store, entry)
             counts[state] += 1
+            part = groups.setdefault(entry.group, dict.fromkeys(counts, 0))
+            part[state] += 1
+            part["total"] += 1
+            if state != "done":
+                missing.append({"run": entry.config.title, "state": state, "group": entry.group})
+            if entry.recorded is not None:
+                continue  # made elsewhere: its time says nothing about this machine
             if state == "done":
                 assert entry.identity is not None
                 seconds.setdefault(kind, []).append(store.record(entry.identity.id).timing["wall_seconds"])
@@ -227,10 +313,28 @@ class Sweep:
             **counts,
             "seconds_left": _time_left(seconds, waiting, max(1, counts["running"])),
             "failures": failures,
+            "missing": missing,
+            "groups": [{"title": title, **part} for title, part in groups.items()] if self.file.groups else [],
         }
 
 
+def _question(config: TrainingConfig) -> str:
+    """A configuration with every option of its model written out: what a run answers, whatever the sources."""
+    payload = config.payload()
+    payload["model"]["options"] = {**model_spec(config.model.name).options, **payload["model"]["options"]}
+    return digest_of(payload)
+
+
+def _with_record(entry: Entry, known: Mapping[str, RunRecord]) -> Entry:
+    record = known.get(_question(entry.config)) if known else None
+    if record is None or (entry.identity is not None and entry.identity.task_digest != record.task.digest):
+        return entry
+    return replace(entry, recorded=record.id)
+
+
 def _state(store: RunStore, entry: Entry) -> tuple[str, str | None]:
+    if entry.recorded is not None:
+        return "done", None
     if entry.identity is None:
         return "failed", entry.error
     if store.finished(entry.identity.id):
