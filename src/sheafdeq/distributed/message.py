@@ -79,9 +79,10 @@ class Channel:
             pass
         except ConnectionError as error:
             raise EOFError from error
-        return self._complete()
+        return self.complete()
 
-    def _complete(self) -> list[Message]:
+    def complete(self) -> list[Message]:
+        """The messages that have arrived whole."""
         messages = []
         while len(self.buffer) >= 8:
             (length,) = struct.unpack_from("<Q", self.buffer)

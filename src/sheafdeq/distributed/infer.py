@@ -1,0 +1,223 @@
+"""One call from a model and a graph to outputs computed in parts, with the record of what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from sheafdeq.data.graph import Graph
+from sheafdeq.distances import RELATIVE_SUP
+from sheafdeq.distributed.asynchronous import Pace, solve_asynchronously
+from sheafdeq.distributed.engine import Engine, PartSource
+from sheafdeq.distributed.in_process import InProcess
+from sheafdeq.distributed.mail import NO_FAULTS, Faults
+from sheafdeq.distributed.part import Part, cut_graph
+from sheafdeq.distributed.partition import checked_assignment, edge_cut, partition
+from sheafdeq.distributed.processes import Processes
+from sheafdeq.distributed.synchronous import checked_solver, solve_synchronously
+from sheafdeq.distributed.team import Team, Watcher
+from sheafdeq.distributed.worker import checked_model
+from sheafdeq.distributed.yardstick import Yardstick
+from sheafdeq.equilibrium import EquilibriumModel
+from sheafdeq.errors import InputError
+from sheafdeq.solvers import Picard, Solution, Solver
+
+__all__ = ["ENGINES", "Inference", "divide", "engine_for", "infer", "infer_parts"]
+
+ENGINES = ("local", "ray", "in-process")
+MODES = ("sync", "async")
+
+
+@dataclass(frozen=True, eq=False)
+class Inference:
+    """What came out. ``solution.value`` is the state when it was asked for, else it has no rows.
+
+    ``record`` is ready for JSON: mode, engine, parts, how it ended, the bound on the distance to the equilibrium where
+    one is proved, and the journal (restarts, largest staleness, messages, bytes, seconds waiting, course of every part).
+    """
+
+    outputs: Tensor  # (n, o)
+    solution: Solution
+    record: dict[str, Any]
+
+
+def default_solver(model: EquilibriumModel, steps: int, tolerance: float) -> Picard:
+    """Picard iteration to a tolerance, in the distance the model's own solver uses."""
+    own = model.solver
+    distance = getattr(own, "distance", RELATIVE_SUP)
+    damping, undamped = (own.damping, own.undamped) if isinstance(own, Picard) else (1.0, 0)
+    return Picard(
+        steps=steps, tolerance=tolerance, stop_early=True, distance=distance, damping=damping, undamped=undamped
+    )
+
+
+def divide(graph: Graph, parts: int | Tensor | Sequence[int], *, method: str = "auto") -> tuple[list[Part], dict[str, Any]]:
+    """The parts of a graph, and how they were made."""
+    if isinstance(parts, int):
+        assignment = partition(graph, parts, method=method)
+        how = method
+    else:
+        assignment, how = checked_assignment(parts, graph.num_nodes), "given"
+    cut = cut_graph(graph, assignment)
+    facts = {
+        "partition": how,
+        "nodes": graph.num_nodes,
+        "edges": graph.num_edges,
+        "cut_edges": edge_cut(graph, assignment),
+        "halo_rows": sum(len(part.halo) for part in cut),
+    }
+    return cut, facts
+
+
+def engine_for(
+    name: str,
+    parts: Sequence[PartSource],
+    model: EquilibriumModel,
+    *,
+    threads: int = 1,
+    faults: Faults = NO_FAULTS,
+    seed: int = 0,
+    ray_address: str | None = None,
+) -> Engine:
+    """The engine of this name."""
+    if name == "local":
+        return Processes(parts, model, threads=threads, faults=faults)
+    if name == "in-process":
+        return InProcess(parts, model, faults=faults, seed=seed)
+    if name == "ray":
+        from sheafdeq.distributed.on_ray import RayActors
+
+        return RayActors(parts, model, threads=threads, faults=faults, address=ray_address)
+    raise InputError(f"unknown engine {name!r}: choose one of {', '.join(ENGINES)}")
+
+
+def infer(
+    model: EquilibriumModel,
+    graph: Graph,
+    parts: int | Tensor | Sequence[int] = 2,
+    *,
+    mode: str = "sync",
+    engine: str | Callable[[Sequence[PartSource], EquilibriumModel], Engine] = "local",
+    solver: Solver | None = None,
+    steps: int = 1000,
+    tolerance: float = 1e-6,
+    pace: Pace | None = None,
+    method: str = "auto",
+    initial_state: Tensor | None = None,
+    yardstick: Yardstick | None = None,
+    state: bool = False,
+    watch: Watcher | None = None,
+    **engine_options: Any,
+) -> Inference:
+    """Solve in parts and read out.
+
+    Args:
+        model: any equilibrium model with ``local_step``, of this package or your own.
+        graph: the whole graph; it is cut here and not kept.
+        parts: how many, or the part of every node.
+        mode: ``sync`` (the numbers of one process) or ``async`` (bounded staleness, see :class:`Pace`).
+        engine: ``local``, ``ray``, ``in-process``, or a function that makes one of parts and model.
+        solver: Picard with its limits; by default ``steps`` and ``tolerance`` in the model's own distance.
+        pace: the freedom of asynchronous parts.
+        method: how nodes are assigned, see :func:`~sheafdeq.distributed.partition.partition`.
+        initial_state: (n, c) another start than the model's.
+        yardstick: a proved rate, for the bound (:func:`~sheafdeq.distributed.yardstick.yardstick_for`).
+        state: return the state, too.
+        watch: called between reports.
+        engine_options: ``threads``, ``faults``, ``seed``, ``ray_address``.
+    """
+    checked_model(model)
+    model.check(graph)
+    team_parts, facts = divide(graph, parts, method=method)
+    rows = [part.nodes for part in team_parts]
+    return infer_parts(
+        model, team_parts, mode=mode, engine=engine, solver=solver, steps=steps, tolerance=tolerance, pace=pace,
+        yardstick=yardstick, state=state, watch=watch, rows=rows, start=initial_state, facts=facts, **engine_options,
+    )  # fmt: skip
+
+
+def infer_parts(
+    model: EquilibriumModel,
+    parts: Sequence[PartSource],
+    *,
+    mode: str = "sync",
+    engine: str | Callable[[Sequence[PartSource], EquilibriumModel], Engine] = "local",
+    solver: Solver | None = None,
+    steps: int = 1000,
+    tolerance: float = 1e-6,
+    pace: Pace | None = None,
+    yardstick: Yardstick | None = None,
+    state: bool = False,
+    outputs: bool = True,
+    watch: Watcher | None = None,
+    rows: list[Tensor] | None = None,
+    start: Tensor | None = None,
+    facts: dict[str, Any] | None = None,
+    **engine_options: Any,
+) -> Inference:
+    """The same for parts that are there already, or in files that only their workers read.
+
+    With ``outputs=False`` and ``state=False`` nothing of the size of the graph ever reaches the driver.
+    """
+    checked_model(model)
+    if mode not in MODES:
+        raise InputError(f"mode is 'sync' or 'async', got {mode!r}")
+    if len(parts) == 0:
+        raise InputError("there are no parts: give at least one")
+    if yardstick is not None and yardstick.weights is not None and rows is None:
+        raise InputError("a weighted metric needs the nodes of every part: give rows, or no yardstick")
+    chosen = checked_solver(solver if solver is not None else default_solver(model, steps, tolerance))
+    fetch = (("outputs",) if outputs else ()) + (("state",) if state else ())
+    making = engine if callable(engine) else _maker(engine, engine_options)
+    preparation = {"yardstick": yardstick, "rows": rows, "start": start}
+    with Team(making(parts, model), watch=watch) as team:
+        if mode == "sync":
+            outcome = solve_synchronously(team, chosen, fetch=fetch, **preparation)
+        else:
+            outcome = solve_asynchronously(team, chosen, pace or Pace(), fetch=fetch, **preparation)
+        journal = team.journal
+        name = team.engine.name
+    solution = outcome.solution
+    if state:
+        solution.value = outcome.tensors["state"]
+    record: dict[str, Any] = {
+        "mode": mode,
+        "engine": name,
+        **(facts or {}),
+        "solve": _solve_facts(solution),
+        "bound": _bound(yardstick, outcome.metric),
+        **journal.to_json(),
+    }
+    if mode == "async":
+        freedom = pace or Pace()
+        record["staleness_bound"], record["on_late"] = freedom.staleness, freedom.on_late
+    return Inference(outcome.tensors.get("outputs", solution.value[:, :0]), solution, record)
+
+
+def _maker(name: str, options: dict[str, Any]) -> Callable[[Sequence[PartSource], EquilibriumModel], Engine]:
+    if name not in ENGINES:
+        raise InputError(f"unknown engine {name!r}: choose one of {', '.join(ENGINES)}")
+    return lambda parts, model: engine_for(name, parts, model, **options)
+
+
+def _solve_facts(solution: Solution) -> dict[str, Any]:
+    residual = solution.residual
+    return {
+        "status": solution.status.label,
+        "statuses": solution.status_counts(),
+        "steps": solution.steps,
+        "residual": residual if residual < float("inf") else None,
+        "distance": solution.distance,
+        "tolerance": solution.tolerance,
+        "text": str(solution),
+    }
+
+
+def _bound(yardstick: Yardstick | None, metric: Tensor | None) -> dict[str, Any]:
+    """The distance to the equilibrium that follows from the residual, or that nothing follows."""
+    if yardstick is None or metric is None:
+        return {"known": "only the residual: no rate is certified for this model here"}
+    return {"known": "distance to the one equilibrium", **yardstick.facts(metric.tolist())}

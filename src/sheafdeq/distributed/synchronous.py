@@ -1,0 +1,138 @@
+"""Lockstep: every part waits for its halos of step k, so the result is that of one process.
+
+The loop is the package's only loop (:func:`sheafdeq.solvers.iterate.iterate`). It runs in the driver on a *stand-in*
+with one row for each graph of the batch: what it sees of a state is only how often each graph has moved, and what
+it sees of the map are the residuals that the parts measure. So limits, freezing of finished graphs and verdicts are
+the same code as in one process, and the driver never holds a state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sheafdeq.distances import Distance
+from sheafdeq.distributed.message import Message
+from sheafdeq.distributed.team import Outcome, Team
+from sheafdeq.errors import InputError, WorkerError
+from sheafdeq.solvers import Picard
+from sheafdeq.solvers.iterate import iterate
+
+__all__ = ["checked_solver", "solve_synchronously"]
+
+MOST_SOLVES = 20
+
+
+def checked_solver(solver: Any) -> Picard:
+    """Plain or damped Picard iteration; :class:`InputError` for methods that mix states over all nodes."""
+    if not isinstance(solver, Picard):
+        raise InputError(
+            f"{type(solver).__name__} mixes the states of all nodes in every step, which parts do not share: use Picard"
+        )
+    return solver
+
+
+class _Lost(Exception):
+    """A worker came back without the state of the present step."""
+
+
+class _StandIn:
+    """Function, method and distance of the loop, all about residuals of graphs."""
+
+    def __init__(self, team: Team) -> None:
+        self.team = team
+        self.moved = torch.zeros(team.num_graphs, 1, dtype=team.dtype)
+        self.residual = torch.zeros(team.num_graphs, dtype=team.dtype)
+        self.metric: Tensor | None = None
+        self.number = -1
+
+    def start(self, state: Tensor, graph_of_node: Tensor | None, num_graphs: int) -> None:
+        """No memory."""
+
+    def propose(self, state: Tensor, image: Tensor, memory: None) -> tuple[Tensor, None]:
+        """Every graph moves once; the loop takes that back for finished ones."""
+        return state + 1, None
+
+    def function(self, state: Tensor) -> Tensor:
+        """Have the map evaluated everywhere; rows of broken graphs are NaN."""
+        self.number += 1
+        active = (state > self.moved).squeeze(1)
+        self.moved = state.clone()
+        reports = self._everyone("evaluate", "evaluated", active)
+        self.residual = torch.stack([report.tensors["residual"] for report in reports]).amax(0)
+        broken = torch.stack([report.tensors["broken"] for report in reports]).any(0)
+        if "metric" in reports[0].tensors:
+            self.metric = torch.stack([report.tensors["metric"] for report in reports]).amax(0)
+        image = state.clone()
+        image[broken] = torch.nan
+        return image
+
+    def measure(self, image: Tensor, state: Tensor) -> Tensor:
+        """(graphs,) what the parts measured."""
+        return self.residual
+
+    def settle(self, state: Tensor, what: tuple[str, ...]) -> dict[str, Tensor]:
+        """Take over the last proposals and fetch: now the parts hold the state the loop returned."""
+        self.number += 1
+        active = (state > self.moved).squeeze(1)
+        self.moved = state.clone()
+        reports = self._everyone("settle", "fetched", active, Message("fetch", {"what": list(what)}))
+        return self.team.assemble(dict(enumerate(reports)), what)
+
+    def _everyone(self, command: str, answer: str, active: Tensor, *then: Message) -> list[Message]:
+        team, number = self.team, self.number
+        messages = [Message(command, {"step": number}, {"active": active}), *then]
+        for message in messages:
+            team.tell_all(message)
+        found: dict[int, Message] = {}
+        while len(found) < team.count:
+            for part, report in team.listen():
+                if report.kind == answer and report.fields.get("solve") == team.solve:
+                    found[part] = report
+                elif report.kind == "died":
+                    found.pop(part, None)
+                elif report.kind == "resumed":
+                    # Its state is that of the last step (or of this one), or the start; anything else is lost.
+                    fits = report.fields["image"] and report.fields["round"] in (number - 1, number)
+                    if number > 0 and not fits:
+                        raise _Lost
+                    for message in messages:
+                        team.engine.tell(part, message)
+                    team.neighbours_publish(part)
+        return [found[part] for part in range(team.count)]
+
+
+def solve_synchronously(
+    team: Team, solver: Picard, *, fetch: tuple[str, ...] = (), **preparation: Any
+) -> Outcome:
+    """The solution that one process would find, and what is to be fetched of it (``outputs``, ``state``).
+
+    A worker that dies is replaced and the step repeated from its kept state; if that is lost, the solve begins again,
+    which gives the same numbers.
+    """
+    stopping = solver.stopping
+    for _ in range(MOST_SOLVES):
+        team.prepare(
+            damping=solver.damping, undamped=solver.undamped, distance=stopping.distance.name, **preparation
+        )
+        stand_in = _StandIn(team)
+        judged = replace(stopping, distance=Distance(stopping.distance.name, stand_in.measure))
+        try:
+            solution = iterate(
+                stand_in.function,
+                stand_in.moved,
+                stand_in,
+                judged,
+                graph_of_node=torch.arange(team.num_graphs),
+                num_graphs=team.num_graphs,
+            )
+            tensors = stand_in.settle(solution.value, fetch)
+        except _Lost:
+            team.journal.event("restarted", why="a worker came back without its state")
+            continue
+        solution.value = torch.empty(0, team.prepared[0]["width"], dtype=team.dtype)
+        return Outcome(solution, stand_in.metric, tensors)
+    raise WorkerError(f"workers lost their states in {MOST_SOLVES} attempts: the run is given up")
