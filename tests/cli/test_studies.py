@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from sheafdeq.cli import build_parser, main
+from sheafdeq.cli.choice import Choice
 from sheafdeq.cli.subject import choose, load_subject, one_graph
 from sheafdeq.data import load_task
 from sheafdeq.errors import UsageError
@@ -119,9 +120,63 @@ def test_the_papers_rule_takes_the_lowest_seed_above_the_threshold(store: Path) 
         (path, record.model_copy(update={"scores": {**record.scores, "validation": 90.0 if record.seed == 43 else 79.9}}))
         for path, record in candidates
     ]
-    chosen = choose(raised, 80.0, 7)
+    chosen = choose(raised, 80.0, Choice(level=7))
     assert [read_record(path).seed for path in chosen] == [43, 43]
-    assert choose(raised, 80.0, 10) == []
+    assert choose(raised, 80.0, Choice(level=10)) == []
+    named = choose(raised, 80.0, Choice(checkpoints=(("sheafdeq", 42),)))  # the score does not matter for what is named
+    assert [(read_record(path).model.name, read_record(path).seed) for path in named] == [("sheafdeq", 42)]
+
+
+def test_runs_are_chosen_by_seed_model_option_protocol_and_inputs(store: Path, tmp_path: Path, capsys) -> None:
+    records = [read_record(p) for p in sorted(store.glob("*/record.json"))]
+
+    def accepted(**fields: object) -> set[tuple[str, int]]:
+        return {(r.model.name, r.seed) for r in records if Choice(**fields).accepts(r)}
+
+    assert len(accepted()) == 4
+    assert accepted(seeds=(43,), models=("sheafdeq",)) == {("sheafdeq", 43)}
+    assert accepted(options={"shift": 1.3}) == {("sheafdeq", 42), ("sheafdeq", 43)}
+    assert accepted(options={"shift": 1.2}) == set()
+    assert accepted(protocol="paper") == set()
+    assert len(accepted(protocol="max_epochs=2")) == 4
+    assert len(accepted(inputs="none")) == 4
+    assert accepted(inputs="difference") == set()
+    words = ["--results", str(tmp_path / "results"), "--runs", str(store), "--out", str(tmp_path / "figures"), "--json"]
+    for extra, count in ((["--run-seeds", "42"], 0), (["--models", "sheafdeq"], 1), ([], 2)):
+        assert main(["figures", *words, "--only", "training", *extra]) == 0
+        assert len(json.loads(capsys.readouterr().out)["figures"]) == count
+    assert main(["figures", *words, "--protocol", "paper"]) == 1
+    assert main(["diagnose", str(store), "--threshold", "0", "--checkpoints", "sheafdeq"]) == 2
+    assert "MODEL:SEED" in capsys.readouterr().err
+    assert main(["diagnose", str(store), "--threshold", "0", "--checkpoints", "sheafdeq:42", "ignn:42"]) == 1
+    assert "no run of ignn:42" in capsys.readouterr().err
+
+
+def test_the_papers_three_checkpoints_in_one_command(tmp_path: Path, monkeypatch, capsys) -> None:
+    """Runs of the paper's protocol are long; here the protocol's length is two epochs."""
+    from sheafdeq.training import TrainingConfig, selection, train
+
+    monkeypatch.setitem(selection.PAPER_PROTOCOL, "max_epochs", 2)
+    small = {"nodes": 30, "k": 3, "train_seeds": [42], "test_seeds": [100]}
+    wanted = [("sheafdeq", 43, 7, 1.3), ("sheafdeq-no-norm", 43, 7, 1.3), ("loop-transformer", 42, 7, None), ("sheafdeq", 42, 7, 1.3)]
+    wanted += [("sheafdeq", seed, 3, 1.2) for seed in (42, 43)]
+    for model, seed, level, shift in wanted:
+        options = {} if shift is None else {"shift": shift}
+        config = {"task": {"name": "community", "level": level, "options": small}, "model": {"name": model, "options": options}}
+        train(TrainingConfig.parse({**config, "seed": seed, "max_epochs": 2, "test_every": 1}), out=tmp_path / "runs")
+    places = ["--results", str(tmp_path / "results"), "--figures", str(tmp_path / "figures")]
+    sizes = ["--samples", "2", "--work", "3", "--iterations", "22"]
+    assert main(["studies", str(tmp_path / "runs"), "--paper", *sizes, *places]) == 0
+    diagnosed = [read_sealed(path) for path in sorted((tmp_path / "results" / "diagnostics").glob("*.json"))]
+    assert {(d["model"]["name"], d["seed"], d["protocol"]) for d in diagnosed} == {(m, s, "paper") for m, s, _, _ in wanted[:3]}
+    names = {path.stem for path in (tmp_path / "figures").glob("*.json")}
+    assert names == {
+        "continued-community-level-7", "continued-full-community-level-7", "settling-community-level-7",
+        "async-community-level-7", "training-community-level-3-sheafdeq",
+    }  # fmt: skip
+    facts = json.loads((tmp_path / "figures" / "training-community-level-3-sheafdeq.json").read_text())
+    assert "--option shift=1.2" in facts["command"]
+    assert main(["studies", str(tmp_path / "runs"), "--paper", "--level", "3", *places]) == 2
 
 
 def test_one_graph_is_cut_out_exactly(store: Path) -> None:

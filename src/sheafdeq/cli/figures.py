@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from sheafdeq.cli.choice import Choice, add_choice_options, choice_of
+
+if TYPE_CHECKING:
+    from sheafdeq.report.figures import Source
 
 
 def configure(commands: Any) -> None:
@@ -23,6 +29,7 @@ def configure(commands: Any) -> None:
         help="only these kinds: continued, continued-full, settling, async, tau-sweep, faults, frontier, training",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_choice_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -30,10 +37,12 @@ def run(options: Any) -> int:
     """Read, draw, write."""
     from sheafdeq.report.figures import check_sources, draw_all, read_sources, write_drawings
 
-    sources = read_sources(options.results, options.runs)
+    choice = choice_of(options)
+    sources = chosen(read_sources(options.results, options.runs), choice)
     check_sources(sources)
     drawings = draw_all(sources, options.only)
-    command = "sheafdeq figures" + (f" --only {' '.join(options.only)}" if options.only else "")
+    words = ["sheafdeq", "figures", *(["--only", *options.only] if options.only else []), *choice.words()]
+    command = shlex.join(words)
     written = write_drawings(drawings, options.out, command)
     if options.json:
         print(json.dumps({"figures": [drawing.name for drawing in drawings], "files": [str(path) for path in written]}))
@@ -42,3 +51,14 @@ def run(options: Any) -> int:
             print(f"{drawing.name}: {drawing.caption}")
         print(f"{len(drawings)} figures from {len(sources)} records in {options.out}")
     return 0
+
+
+def chosen(sources: list[Source], choice: Choice) -> list[Source]:
+    """The records a choice is about: run records it accepts, and what was measured on those runs.
+
+    A measurement whose run record is not at hand cannot be judged and is left out.
+    """
+    if choice.empty:
+        return sources
+    accepted = {source.run.id for source in sources if source.run is not None and choice.accepts(source.run)}
+    return [s for s in sources if (s.run.id if s.run is not None else s.payload.get("run")) in accepted]

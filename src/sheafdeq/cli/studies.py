@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from sheafdeq.cli.choice import PAPER_CHECKPOINTS, Choice, add_choice_options, choice_of
+from sheafdeq.errors import UsageError
+
 
 def configure(commands: Any) -> None:
     """Add the command."""
@@ -21,6 +24,12 @@ def configure(commands: Any) -> None:
     parser.add_argument("--iterations", type=int, default=100, help="of diagnose (default 100)")
     parser.add_argument("--threshold", type=float, default=80.0, help="validation score a chosen run must reach (default 80)")
     parser.add_argument("--threads", type=int, default=1, help="threads of torch (default 1)")
+    parser.add_argument(
+        "--paper", action="store_true",
+        help="the paper's three checkpoints (level 7, its protocol; SheafDEQ and ablation seed 43, Loop Transformer seed 42): "
+        "continued iteration, schedules, and their figures with the training curves of level 3, shift 1.2",
+    )  # fmt: skip
+    add_choice_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -29,20 +38,43 @@ def run(options: Any) -> int:
     from sheafdeq.cli import build_parser
 
     results = Path(options.results)
-    common = [*options.runs, "--threshold", f"{options.threshold:g}", "--threads", str(options.threads)]
+    if options.paper:
+        given = [name for name in ("run_seeds", "models", "option", "inputs", "checkpoints", "protocol", "level") if getattr(options, name)]
+        if given:
+            raise UsageError(f"--paper already says which runs: leave --{given[0].replace('_', '-')} out")
+        choice = Choice(7, protocol="paper", inputs="none", checkpoints=tuple(_pair(text) for text in PAPER_CHECKPOINTS))
+        variability = Choice(3, models=("sheafdeq",), options={"shift": 1.2}, protocol="paper", inputs="none")
+    else:
+        choice = choice_of(options)
+    common = [*options.runs, "--threshold", f"{options.threshold:g}", "--threads", str(options.threads), *choice.words()]
     several = ["--samples", str(options.samples), "--work", f"{options.work:g}"]
     few = ["--samples", str(max(1, options.samples // 4)), "--work", f"{options.work:g}"]
     parser = build_parser()
-    for words in (
+    places = ["--results", str(results), "--runs", *options.runs, "--out", options.figures]
+    steps = [
         ["diagnose", *common, "--iterations", str(options.iterations), "--out", str(results / "diagnostics")],
         ["async", *common, *several, "--out", str(results / "async")],
-        ["async", *common, *few, "--tau-sweep", "--out", str(results / "async")],
-        ["async", *common, *few, "--faults", "--out", str(results / "async")],
-        ["figures", "--results", str(results), "--runs", *options.runs, "--out", options.figures],
-    ):
+    ]
+    if options.paper:
+        steps += [
+            ["figures", *places, "--only", "continued", "continued-full", "settling", "async", *choice.words()],
+            ["figures", *places, "--only", "training", *variability.words()],
+        ]
+    else:
+        steps += [
+            ["async", *common, *few, "--tau-sweep", "--out", str(results / "async")],
+            ["async", *common, *few, "--faults", "--out", str(results / "async")],
+            ["figures", *places, *choice.words()],
+        ]
+    for words in steps:
         print(f"sheafdeq {' '.join(words)}", flush=True)
         step = parser.parse_args(words)
         code = int(step.run(step) or 0)
         if code:
             return code
     return 0
+
+
+def _pair(text: str) -> tuple[str, int]:
+    model, _, seed = text.partition(":")
+    return model, int(seed)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sheafdeq.cli.choice import Choice, add_choice_options, choice_of
 from sheafdeq.errors import InputError, RecordError, UsageError
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class Subject:
 
     def facts(self) -> dict[str, Any]:
         """The head of every record."""
+        from sheafdeq.training.selection import protocol
+
         graph = self.split.graph
         label = {} if self.label is None else {"label": self.label}
         return {
@@ -59,6 +62,7 @@ class Subject:
             "run": self.record.id,
             "seed": self.record.seed,
             "validation": self.record.scores.get("validation"),
+            "protocol": protocol(self.record.config),
             "task": {"name": self.task.name, "title": self.task.title, "level": self.task.level, "score": self.task.score_name},
             "graph": self.graph_label,
             "nodes": graph.num_nodes,
@@ -83,7 +87,6 @@ def add_subject_options(parser: Any, graph: str) -> None:
         "validation score reaches --threshold",
     )
     parser.add_argument("--threshold", type=float, default=80.0, help="validation score a chosen run must reach (default 80)")
-    parser.add_argument("--level", type=int, help="choose only among runs of this heterophily level")
     parser.add_argument("--split", choices=["train", "validation", "test"], default="test", help="default test")
     parser.add_argument("--graph", default=graph, help=f"number of one graph of the split, or 'all' (default {graph})")
     parser.add_argument("--label", help="legend text of the (single) run, to tell it from others of the same model")
@@ -91,6 +94,7 @@ def add_subject_options(parser: Any, graph: str) -> None:
     parser.add_argument("--threads", type=int, help="threads of torch (default: torch's own)")
     parser.add_argument("--out", metavar="DIR", help="write one record a model into this folder")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_choice_options(parser)
 
 
 def subjects(options: Any) -> list[Subject]:
@@ -101,7 +105,7 @@ def subjects(options: Any) -> list[Subject]:
         torch.set_num_threads(options.threads)
     paths: list[Path] = []
     for name in options.runs:
-        for path in _expand(Path(name), options.threshold, options.level):
+        for path in _expand(Path(name), options.threshold, choice_of(options)):
             if path not in paths:
                 paths.append(path)
     if options.label is not None and len(paths) != 1:
@@ -146,7 +150,7 @@ def one_graph(split: Split, objective: Objective, number: str) -> Split:
     return split if count == 1 else cut(split, objective, (int(number), int(number) + 1))[0]
 
 
-def _expand(path: Path, threshold: float, level: int | None) -> list[Path]:
+def _expand(path: Path, threshold: float, choice: Choice) -> list[Path]:
     """A run directory itself, or the runs the paper's rule chooses from a folder of runs."""
     from sheafdeq.records import RECORD_FILE, read_record
 
@@ -158,21 +162,28 @@ def _expand(path: Path, threshold: float, level: int | None) -> list[Path]:
     for found in sorted(path.rglob(RECORD_FILE)):
         if not any(part.startswith(".") for part in found.relative_to(path).parts):
             candidates.append((found.parent, read_record(found.parent)))
-    chosen = choose(candidates, threshold, level)
+    chosen = choose(candidates, threshold, choice)
     if not chosen:
+        asked = "" if choice.empty else f" and {' '.join(choice.words())}"
         raise InputError(
-            f"{path}: none of {len(candidates)} runs is a recurrence with a validation score of at least {threshold:g}"
-            + ("" if level is None else f" at level {level}")
+            f"{path}: none of {len(candidates)} runs is a recurrence with a validation score of at least {threshold:g}{asked}"
         )
+    present = {(record.model.name, record.seed) for place, record in candidates if place in chosen}
+    absent = [f"{model}:{seed}" for model, seed in choice.checkpoints if (model, seed) not in present]
+    if absent:
+        raise InputError(f"{path}: no run of {', '.join(absent)} among those asked for; train it first")
     return chosen
 
 
-def choose(candidates: Sequence[tuple[Path, RunRecord]], threshold: float, level: int | None) -> list[Path]:
-    """For each model and task: the lowest seed that reaches the threshold; of equal seeds the higher validation score."""
+def choose(candidates: Sequence[tuple[Path, RunRecord]], threshold: float, choice: Choice) -> list[Path]:
+    """For each model and task: the lowest seed that reaches the threshold; of equal seeds the higher validation score.
+
+    A checkpoint the choice names is taken whatever its score.
+    """
     best: dict[tuple[str, str], tuple[tuple[float, float], Path]] = {}
     for path, record in candidates:
         validation = record.scores.get("validation", float("-inf"))
-        if record.solves is None or validation < threshold or (level is not None and record.task.level != level):
+        if record.solves is None or not choice.accepts(record) or (validation < threshold and not choice.checkpoints):
             continue
         key, rank = (record.task.title, record.model.name), (float(record.seed), -validation)
         if key not in best or rank < best[key][0]:
