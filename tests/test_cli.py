@@ -54,14 +54,18 @@ def test_doctor(capsys):
     assert "kernel" in capsys.readouterr().out
 
 
-def test_small_demo_reports_both_horizons_and_a_missed_goal(capsys):
+def test_small_demo_holds_two_models_against_each_other_and_reports_a_missed_goal(capsys):
     code = main(["demo", "--nodes", "60", "--epochs", "2", "--threads", "1", "--json"])
     report = json.loads(capsys.readouterr().out)
     assert code == 1
     assert report["goal_reached"] is False
-    assert [row["iterations"] for row in report["horizons"]] == [20, 100]
-    for row in report["horizons"]:
-        assert 0 <= row["test_accuracy"] <= 100
+    paper, cascade = report["models"]
+    assert [row["iterations"] for row in paper["horizons"]] == [20, 100]
+    assert (paper["verdict"], cascade["verdict"], cascade["reach"]) == ("not certified", "certified", "global")
+    assert cascade["rate"] < 1
+    assert cascade["starts"]["apart"] < 1e-2  # what is proved is seen
+    for row in (*paper["horizons"], *cascade["horizons"]):
+        assert 0 <= row["accuracy"] <= 100
         assert (row["status"] == "converged") == (row["residual"] <= row["tolerance"])
 
 

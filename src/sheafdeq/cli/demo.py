@@ -1,23 +1,45 @@
-"""``sheafdeq demo``: train SheafDEQ on a community task, then keep iterating and say what happened."""
+"""``sheafdeq demo``: two models side by side. Accurate? At rest? Proved?
+
+SheafDEQ by the paper's protocol and the Sheaf Cascade by its recipe are trained on one community
+task until a validation accuracy is reached. Then both go on iterating on the first test graph, from
+their own start and from two far ones, and a certificate is sought for each on that graph.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+import time
+from typing import TYPE_CHECKING, Any
+
+from sheafdeq.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sheafdeq.data.objective import Objective
+    from sheafdeq.data.task import Split
+    from sheafdeq.equilibrium import EquilibriumModel
+    from sheafdeq.training import TrainingConfig
 
 __all__ = ["configure", "run"]
 
 ITERATIONS = 100
+FAR = (1e-3, 1e3)
+"""Scales of the two other starts."""
+RESTING = 1e-4
+"""Largest relative change, in float32, below which a state is called at rest."""
+SAME = 1e-2
+"""Largest relative difference of a node, below which two ends are called one state."""
 
 
 def configure(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "demo",
-        help="train SheafDEQ until 95 %% validation accuracy, then continue its recurrence",
-        description="Train SheafDEQ on the community task (level 10) until validation accuracy passes a goal, then continue the "
-        "recurrence past its trained horizon and print residual, status and test accuracy.",
+        help="SheafDEQ and the Sheaf Cascade side by side: accurate, at rest, proved?",
+        description="Train SheafDEQ (the paper's protocol) and the Sheaf Cascade (its recipe) on a community task until validation "
+        "accuracy passes a goal, continue both recurrences from three starts, and say what can be proved about each.",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object (progress goes to standard error)")
     parser.add_argument("--level", type=int, default=10, help="rewiring level 0..10 (default 10)")
@@ -30,60 +52,39 @@ def configure(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train, continue, report."""
-    import time
-
+    """Train both, continue, certify, report; exit code 1 when one misses the goal."""
     import torch
 
-    from sheafdeq.equilibrium import EquilibriumModel
-    from sheafdeq.errors import UsageError
-    from sheafdeq.training import TrainingConfig, train
-    from sheafdeq.training.run import task_of
+    from sheafdeq.training.config import TrainingConfig
+    from sheafdeq.training.recipe import recipe
 
     if options.epochs < 1 or options.nodes < 30 or not 0 <= options.level <= 10:
         raise UsageError("--epochs must be at least 1, --nodes at least 30 and --level between 0 and 10")
     threads = options.threads or torch.get_num_threads()
-    config = TrainingConfig.model_validate(
-        {
-            "task": {"name": "community", "level": options.level, "options": {} if options.nodes == 1500 else {"nodes": options.nodes}},
-            "model": {"name": "sheafdeq", "options": {"shift": 1.3}},
-            "seed": options.seed,
-            "max_epochs": options.epochs,
-            "threads": threads,
-        }
-    )
-    start = time.monotonic()
-    result = train(config, progress="auto", stop_when=lambda metrics: metrics.validation >= options.goal)
-    seconds = time.monotonic() - start
-    model, task = result.model, task_of(config)
-    assert isinstance(model, EquilibriumModel)
-    best = result.record.metrics["validation"]["accuracy"]
-    validation = float("nan") if best is None else 100 * best
+    common: dict[str, Any] = {
+        "task": {
+            "name": "community",
+            "level": options.level,
+            "options": {} if options.nodes == 1500 else {"nodes": options.nodes},
+        },
+        "seed": options.seed,
+        "max_epochs": options.epochs,
+        "patience": options.epochs,
+        "threads": threads,
+    }
+    paper = TrainingConfig.parse({**common, "model": {"name": "sheafdeq", "options": {"shift": 1.3}}})
+    cascade = recipe("cascade", {**common, "keep": "best"})
     report: dict[str, Any] = {
-        "task": task.title,
-        "model": repr(model),
+        "level": options.level,
         "seed": options.seed,
         "threads": threads,
-        "training_seconds": round(seconds, 1),
-        "validation_accuracy": validation,
         "goal": options.goal,
-        "goal_reached": validation >= options.goal,
-        "horizons": [],
+        "models": [
+            _contender("SheafDEQ, the paper's protocol", paper, options.goal),
+            _contender("Sheaf Cascade, its recipe", cascade, options.goal),
+        ],
     }
-    with torch.no_grad():
-        for steps in (model.steps, ITERATIONS):
-            output = model.run(task.test.graph, steps=steps)
-            solution = output.solution
-            assert solution is not None
-            report["horizons"].append(
-                {
-                    "iterations": steps,
-                    "test_accuracy": 100 * task.metrics(output.logits, task.test)["accuracy"],
-                    "residual": solution.residual,
-                    "status": solution.status.label,
-                    "tolerance": solution.tolerance,
-                }
-            )
+    report["goal_reached"] = all(model["goal_reached"] for model in report["models"])
     if options.json:
         print(json.dumps(report, indent=2))
     else:
@@ -91,18 +92,117 @@ def run(options: argparse.Namespace) -> int:
     return 0 if report["goal_reached"] else 1
 
 
+def _contender(title: str, config: TrainingConfig, goal: float) -> dict[str, Any]:
+    """Train one model, continue it from three starts, certify it on the first test graph."""
+    from sheafdeq.certificates import certify
+    from sheafdeq.equilibrium import EquilibriumModel
+    from sheafdeq.training.parts import parts_of
+    from sheafdeq.training.run import task_of, train
+
+    start = time.monotonic()
+    result = train(config, progress="auto", stop_when=lambda metrics: metrics.validation >= goal)
+    seconds = time.monotonic() - start
+    model, task = result.model, task_of(config)
+    assert isinstance(model, EquilibriumModel)
+    best = result.record.metrics["validation"]["accuracy"]
+    validation = float("nan") if best is None else 100 * best
+    part = parts_of(task.test, task.objective, 1)[0]
+    certificate = certify(model, part.graph, effort="quick")
+    trained, _ = _end(model, part, task.objective, model.steps)
+    continued, own = _end(model, part, task.objective, ITERATIONS)
+    return {
+        "title": title,
+        "model": repr(model),
+        "parameters": model.num_parameters(),
+        "edge_inputs": "states, feature differences" if getattr(model, "differences", False) else "states",
+        "training_seconds": round(seconds, 1),
+        "epochs": result.record.epochs,
+        "validation_accuracy": validation,
+        "goal_reached": validation >= goal,
+        "test_accuracy": result.record.scores["test"],
+        "horizons": [trained, continued],
+        "starts": _starts(model, part, task.objective, own),
+        "verdict": str(certificate.verdict),
+        "reach": str(certificate.level),
+        "rate": certificate.rate,
+    }
+
+
+def _end(
+    model: EquilibriumModel, split: Split, objective: Objective, steps: int, start: Tensor | None = None
+) -> tuple[dict[str, Any], Tensor]:
+    """What a number of plain iterations leads to, and the state itself."""
+    import torch
+
+    with torch.no_grad():
+        output = model.run(split.graph, steps=steps, initial_state=start)
+    solution = output.solution
+    assert solution is not None
+    facts = {
+        "iterations": steps,
+        "accuracy": 100 * objective.metrics(output.logits, split)["accuracy"],
+        "residual": solution.residual,
+        "status": solution.status.label,
+        "tolerance": solution.tolerance,
+    }
+    return facts, solution.value
+
+
+def _starts(model: EquilibriumModel, split: Split, objective: Objective, own: Tensor) -> dict[str, Any]:
+    """Where two far starts end, and how far from ``own``, the end of the model's own start."""
+    from sheafdeq.diagnostics.multistart import random_start
+    from sheafdeq.distances import RELATIVE_SUP
+
+    accuracies, apart = [], 0.0
+    for seed, scale in enumerate(FAR):
+        facts, end = _end(model, split, objective, ITERATIONS, random_start(own, scale, seed))
+        accuracies.append(facts["accuracy"])
+        apart = max(apart, float(RELATIVE_SUP(end, own).max()))
+    return {"scales": list(FAR), "accuracy": accuracies, "apart": apart}
+
+
 def _print(report: dict[str, Any]) -> None:
-    print(f"\n{report['model']} on {report['task']}")
-    verdict = "reached" if report["goal_reached"] else "NOT reached"
+    first, second = report["models"]
+
+    def line(name: str, left: str, right: str) -> None:
+        print(f"{name:<37}{left:<34}{right}")
+
+    def both(name: str, text: Any) -> None:
+        line(name, text(first), text(second))
+
+    print(f"\nCommunity level {report['level']}, seed {report['seed']}, {report['threads']} thread(s)\n")
+    both("", lambda m: m["title"])
+    both("parameters", lambda m: f"{m['parameters']:,}")
+    both("its edges see", lambda m: m["edge_inputs"])
+    goal = f"{report['goal']:g} % validation accuracy"
+    both(goal, lambda m: f"{'reached' if m['goal_reached'] else 'NOT reached'} after {m['training_seconds']:.0f} s")
+    both("accurate? three test graphs", lambda m: f"{m['test_accuracy']:.2f} %")
+    both("          the first of them", lambda m: f"{m['horizons'][0]['accuracy']:.2f} %")
+    both(f"          after {ITERATIONS} iterations", lambda m: f"{m['horizons'][1]['accuracy']:.2f} %")
+    both("          from two far starts", lambda m: " and ".join(f"{a:.2f} %" for a in m["starts"]["accuracy"]))
+    both(f"at rest?  change at iteration {ITERATIONS}", _rest)
+    both("          ends of the three starts", _agreement)
+    both("proved?   on that graph", _proof)
     print(
-        f"validation accuracy {report['validation_accuracy']:.2f} % (goal {report['goal']:g} %, {verdict}) "
-        f"after {report['training_seconds']:.0f} s on {report['threads']} thread(s)"
+        "\nAt rest: no node changes by more than 1e-4 of its size in the last step. A model trained for a fixed number of steps can be"
+        "\naccurate without a state to rest in: `sheafdeq train --recipe reliable` trains SheafDEQ to rest, `sheafdeq settle` mends a"
+        "\nfinished run, and `sheafdeq certify` says in full what is proved."
     )
-    print(f"\n{'iterations':>10}  {'test accuracy':>13}  {'residual':>9}  status")
-    for row in report["horizons"]:
-        print(f"{row['iterations']:>10}  {row['test_accuracy']:>11.2f} %  {row['residual']:>9.2e}  {row['status']}")
-    if any(row["status"] != "converged" for row in report["horizons"]):
-        print(
-            "\nThe residual is the largest relative change of any node in the last step. A model trained for a fixed number of steps\n"
-            "can be accurate without having settled; `sheafdeq settle` fine-tunes for that and `sheafdeq certify` says what is proved."
-        )
+
+
+def _rest(model: dict[str, Any]) -> str:
+    residual = model["horizons"][1]["residual"]
+    return f"{'yes' if residual <= RESTING else 'no'}, {residual:.1e}"
+
+
+def _agreement(model: dict[str, Any]) -> str:
+    apart = model["starts"]["apart"]
+    if model["horizons"][1]["residual"] > RESTING:
+        return f"still moving, {apart:.0%} apart"
+    return "one state" if apart <= SAME else f"different states, {apart:.0%} apart"
+
+
+def _proof(model: dict[str, Any]) -> str:
+    if model["rate"] is None or model["verdict"] != "certified":
+        return str(model["verdict"])
+    return f"{model['verdict']}, {model['reach']}, rate {model['rate']:.3f}"
