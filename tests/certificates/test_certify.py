@@ -7,7 +7,17 @@ import pytest
 import torch
 
 from sheafdeq.certificates import Certificate, Domain, Effort, Level, Metric, Verdict, certify, rule_for, use_rule
-from sheafdeq.certificates.audit import audit, check_certificate, draw_problem, wrong_attention_rule, wrong_sheaf_rule
+from sheafdeq.certificates.audit import (
+    audit,
+    careless,
+    check_certificate,
+    draw_problem,
+    gullible,
+    hasty,
+    narrow,
+    wrong_attention_rule,
+    wrong_sheaf_rule,
+)
 from sheafdeq.certificates.ball import largest_ball
 from sheafdeq.certificates.box import global_box
 from sheafdeq.certificates.contraction import attention_norms
@@ -211,16 +221,66 @@ def test_no_false_certificate_in_many_random_draws():
     assert audit(400, first=1000).violations == []
 
 
+@pytest.mark.parametrize(
+    ("certifier", "attacks", "expected"),
+    [
+        (careless, ("non-finite",), 3),
+        (careless, ("subclass",), 3),
+        (gullible, ("threshold",), 1),
+        (hasty, ("random",), 2),
+        (narrow, ("random",), 2),
+    ],
+)
+def test_the_audit_catches_what_is_wrong_on_purpose(certifier, attacks, expected):
+    """... and passes the right procedure on the same draws."""
+    caught = audit(24, first=100, certifier=certifier, attacks=attacks).violations
+    assert len(caught) >= expected
+    for violation in caught[:2]:
+        assert audit(1, first=violation.draw, attacks=attacks).violations == []
+
+
+def test_the_audit_catches_an_exception():
+    def broken(model, graph, **options):
+        raise OverflowError("too large")
+
+    report = audit(2, certifier=broken)
+    assert [violation.observed for violation in report.violations] == ["ended in OverflowError: too large"] * 2
+
+
+def test_gradient_ascent_finds_what_random_pairs_miss():
+    """It never loses what the pair had, never exceeds the rate, and gains at least half as much again for one of five pairs."""
+    from sheafdeq.certificates.contradiction import ascend
+
+    model, graph = draw_problem(6, only=StrongSheafDEQ)
+    certificate = certify(model, graph, effort=FAST)
+    context = model.prepare(graph)
+    generator = torch.Generator().manual_seed(0)
+    shape = tuple(model.initial_state(context).shape)
+
+    @torch.no_grad()
+    def ratio(x, y):
+        return certificate.metric(model.step(x, context), model.step(y, context)) / certificate.metric(x, y)
+
+    gained = []
+    for _ in range(5):
+        pair = tuple(certificate.domain.sample(shape, generator) for _ in range(2))
+        found = ascend(model, context, certificate.metric, certificate.domain, pair, steps=40)
+        assert ratio(*found) <= certificate.rate * (1 + 1e-9)
+        gained.append(ratio(*found) / ratio(*pair))
+    assert min(gained) >= 1 - 1e-9
+    assert max(gained) > 1.5
+
+
 def test_the_audit_catches_the_published_rule():
-    report = audit(12, only=SheafDEQ, with_rule=wrong_sheaf_rule)
+    report = audit(12, only=SheafDEQ, with_rule=wrong_sheaf_rule, attacks=("random",))
     assert len(report.violations) >= 3
 
 
 def test_the_audit_catches_attention_that_is_taken_for_fixed():
     """Theorem 24 without its D; the right rule passes on the same draws."""
-    assert len(audit(60, first=20, only=StrongAttnDEQ, with_rule=wrong_attention_rule).violations) >= 2
+    assert len(audit(60, first=20, only=StrongAttnDEQ, with_rule=wrong_attention_rule, attacks=("random",)).violations) >= 2
     for number in (26, 41, 72):
-        assert audit(1, first=number, only=StrongAttnDEQ).violations == []
+        assert audit(1, first=number, only=StrongAttnDEQ, attacks=("random",)).violations == []
 
 
 def test_the_norms_of_the_attention_forms_are_upper_bounds_and_close():

@@ -83,6 +83,52 @@ def test_a_table_over_all_runs_is_resumable(store, capsys, tmp_path):
     assert len(json.loads(capsys.readouterr().out)["rows"]) == 2
 
 
+def test_a_witness_is_on_disk_before_the_verdict_that_needs_it(tmp_path, monkeypatch):
+    """Killed between the two writes, or with its states lost or altered: no record is reused that speaks of a missing witness."""
+    import torch
+
+    import sheafdeq.cli.subject
+    from sheafdeq.certificates import Certificate, Level, Verdict, Witness
+    from sheafdeq.cli.certify import SCHEMA, _finished, _write, rules_digest, witness_path
+
+    state = torch.ones(2, 2, dtype=torch.float64)
+    witness = Witness(state, 2 * state, (1e-15, 1e-15), 0.69, True, "Krawczyk test")
+    certificate = Certificate(Verdict.REFUTED, Level.NONE, "m", "g", witness=witness)
+
+    class options:
+        split, graph, effort, seed = "test", "0", "quick", 0
+
+    def payload():
+        facts = {"schema": SCHEMA, "code": rules_digest(), "part": "test[0]", "starts_seed": 0, "run": "r", "effort": "quick"}
+        return {**facts, "certificate": certificate.to_json()}
+
+    def killed(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sheafdeq.cli.subject, "write_record", killed)
+        with pytest.raises(KeyboardInterrupt):
+            _write(str(tmp_path), "one", payload(), certificate)
+    assert not list(tmp_path.glob("*.json"))  # no verdict without the states
+    _write(str(tmp_path), "one", payload(), certificate)
+    states = witness_path(tmp_path / "one.json")
+    assert _finished(tmp_path, options)["r"]["certificate"]["verdict"] == "refuted"
+    saved = states.read_bytes()
+    states.write_bytes(saved[:-1] + b"x")
+    assert _finished(tmp_path, options) == {}
+    states.unlink()
+    assert _finished(tmp_path, options) == {}
+
+
+def test_records_of_the_first_scheme_are_read_and_told_apart():
+    from sheafdeq.cli.certify import EARLIER, SCHEMA, verdict_text
+
+    facts = {"verdict": "refuted", "level": "none", "radius": None, "witness": {"proved": False}}
+    assert verdict_text({"schema": EARLIER, "certificate": facts}) == "two candidates (scheme 1 said refuted)"
+    assert verdict_text({"schema": EARLIER, "certificate": facts | {"witness": {"proved": True}}}) == "refuted"
+    assert verdict_text({"schema": SCHEMA, "certificate": facts | {"verdict": "two candidates"}}) == "two candidates"
+
+
 def test_a_run_that_fails_does_not_cost_the_others(store, capsys, monkeypatch):
     import sheafdeq.certificates
 

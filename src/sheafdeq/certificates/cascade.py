@@ -61,7 +61,8 @@ class Joint:
         """log10 of the weights w_1 .. w_L, rounded up (the weights themselves may exceed the range of float64)."""
         total, result = 0.0, [0.0]
         for coupling in self.couplings:
-            total += max(0.0, math.log10(coupling / (self.rate - self.level_rate)) + 1e-9) if coupling else 0.0
+            digits = math.log10(coupling) - math.log10(self.rate - self.level_rate) if coupling else 0.0
+            total += max(0.0, digits + 1e-9) if coupling else 0.0
             result.append(total)
         return tuple(result)
 
@@ -108,7 +109,11 @@ class Joint:
 
 @torch.no_grad()
 def joint_bounds(model: SheafCascade, context: Any, rate: float | None = None) -> Joint | None:
-    """Bounds for one graph; ``rate`` is rho (default half way from r to 1). None for a gate whose slope is not known."""
+    """Bounds for one graph; ``rate`` is rho (default half way from r to 1).
+
+    None for a gate whose slope is not known, and where the bounds exceed the range of float64: the rate of every level holds all
+    the same (it does not depend on the weights), but there is no number of steps.
+    """
     if model.gate.name not in GATE_SLOPES:
         return None
     level_rate = model.level_rate
@@ -127,12 +132,17 @@ def joint_bounds(model: SheafCascade, context: Any, rate: float | None = None) -
         couplings.append(_coupling(model, sizes, upper, above))
         diameters.append(_diameter(above, model.shift))
         upper = above
+    if not all(math.isfinite(number) for number in (*couplings, *diameters)):
+        return None
     return Joint(level_rate, rho, tuple(couplings), tuple(diameters))
 
 
 def _diameter(upper: Tensor, shift: float) -> float:
     """log(X / (beta - 1)), the Thompson diameter of a box."""
-    return math.log(float(upper.max()) / (shift - 1.0)) * (1 + SLACK) + SLACK if upper.numel() else 0.0
+    if not upper.numel():
+        return 0.0
+    ratio = float(upper.max()) / (shift - 1.0)
+    return math.log(ratio) * (1 + SLACK) + SLACK if math.isfinite(ratio) else math.inf
 
 
 class _Sizes:

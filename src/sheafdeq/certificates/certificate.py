@@ -14,10 +14,15 @@ __all__ = ["Assumption", "Certificate", "Domain", "Level", "Metric", "Verdict", 
 
 
 class Verdict(Enum):
-    """CERTIFIED: proved, with the rate. REFUTED: two fixed points. NOT_CERTIFIED: neither; it says nothing about the model."""
+    """CERTIFIED and REFUTED are proved: one equilibrium, with the rate; or two different ones. The others prove nothing.
+
+    TWO_CANDIDATES: two different states that are fixed as far as float64 can tell; that two equilibria exist is not proved.
+    NOT_CERTIFIED: neither proof nor candidates; it says nothing about the model.
+    """
 
     CERTIFIED = "certified"
     NOT_CERTIFIED = "not certified"
+    TWO_CANDIDATES = "two candidates"
     REFUTED = "refuted"
 
     def __str__(self) -> str:
@@ -135,13 +140,18 @@ class Assumption:
         """Whether the value is below (or at) the bound."""
         return self.value <= self.bound
 
+    @property
+    def short(self) -> str:
+        """Statement, value and bound."""
+        return f"{self.statement}: {self.value:.6g} against {self.bound:.6g}"
+
     def __str__(self) -> str:
-        return f"{'holds ' if self.holds else 'FAILS '} {self.statement}: {self.value:.6g} against {self.bound:.6g}"
+        return f"{'holds ' if self.holds else 'FAILS '} {self.short}"
 
 
 @dataclass(frozen=True, eq=False)
 class Witness:
-    """Two fixed points. ``proved``: their existence was proved near both states (else: only their residuals are known)."""
+    """Two states. ``proved``: a fixed point was proved to exist near each, and that the two differ (else: candidates only)."""
 
     first: Tensor
     second: Tensor
@@ -149,6 +159,12 @@ class Witness:
     distance: float  # Thompson distance between the two
     proved: bool
     method: str
+    newton: tuple[float, float] | None = None  # largest entry of Newton's next step from each: an estimate of the error
+
+    @property
+    def refuted_rate(self) -> float:
+        """No smaller rate holds on a set with both states: 1 - (sum of the residuals) / distance (Proposition 30b)."""
+        return max(0.0, 1.0 - sum(self.residuals) / self.distance)
 
     def to_json(self) -> dict[str, Any]:
         """Numbers only; the states are saved by the caller."""
@@ -157,6 +173,8 @@ class Witness:
             "distance": self.distance,
             "proved": self.proved,
             "method": self.method,
+            "rates refuted below": self.refuted_rate,
+            "newton": None if self.newton is None else list(self.newton),
         }
 
 
@@ -182,15 +200,18 @@ class Certificate:
     witness: Witness | None = None
     seconds: float = 0.0
     proved: dict[str, Any] = field(default_factory=dict)  # further numbers the statement gives, as proved as the rate
+    reason: str = ""  # why nothing could be certified, where there is one reason
 
     def __post_init__(self) -> None:
         if self.verdict is Verdict.CERTIFIED:
-            if self.rate is None or not self.rate < 1.0 or self.metric is None or self.domain is None:
+            if self.rate is None or not 0.0 <= self.rate < 1.0 or self.metric is None or self.domain is None:
                 raise ValueError(f"a certificate needs a rate below one, a metric and a domain, got rate {self.rate!r}")
             if not all(a.holds for a in self.assumptions):
                 raise ValueError("a certificate cannot be issued while one of its assumptions fails")
-        if self.verdict is Verdict.REFUTED and self.witness is None:
-            raise ValueError("a refutation needs a witness")
+        if self.verdict is Verdict.REFUTED and (self.witness is None or not self.witness.proved):
+            raise ValueError("a refutation needs a witness whose two equilibria are proved to exist; else they are candidates")
+        if self.verdict is Verdict.TWO_CANDIDATES and self.witness is None:
+            raise ValueError("two candidates need a witness: the two states")
 
     @property
     def delays(self) -> bool:
@@ -211,6 +232,7 @@ class Certificate:
                 "radius": self.radius,
                 "delays": self.delays,
                 "grounds": self.grounds,
+                "reason": self.reason,
                 "assumptions": [
                     {"statement": a.statement, "value": a.value, "bound": a.bound, "margin": a.margin, "holds": a.holds}
                     for a in self.assumptions
@@ -242,20 +264,23 @@ class Certificate:
                 if self.delays
                 else "This metric says nothing about old messages: asynchronous runs are not covered."
             )
-        elif self.verdict is Verdict.REFUTED:
-            assert self.witness is not None
-            kind = "Proved" if self.witness.proved else "Found numerically, without an existence proof"
-            lines.append(
-                f"{kind}: two different equilibria, at Thompson distance {self.witness.distance:.4g} of each other "
-                f"(residuals {self.witness.residuals[0]:.2g} and {self.witness.residuals[1]:.2g}; {self.witness.method})."
-            )
-            lines.append(
-                "Which one is reached depends on the start: no contraction holds on all positive states, in any metric."
-                if self.witness.proved
-                else "Which one is reached depends on the start, unless the rate is within 1e-9 of one (Proposition 30b)."
-            )
+        elif self.witness is not None:
+            residuals = f"residuals {self.witness.residuals[0]:.2g} and {self.witness.residuals[1]:.2g}"
+            apart = f"at Thompson distance {self.witness.distance:.4g} of each other ({residuals}; {self.witness.method})"
+            if self.verdict is Verdict.REFUTED:
+                lines.append(f"Proved: two different equilibria, {apart}.")
+                lines.append("Which one is reached depends on the start: no contraction holds on all positive states, in any metric.")
+            else:
+                lines.append(f"Found: two different states that hardly move, {apart}.")
+                lines.append(
+                    f"That two equilibria exist is not proved. Proved is: no rate below {self.witness.refuted_rate:.12g} holds on all "
+                    "states, up to the rounding of the two residuals (Proposition 30b)."
+                )
         else:
-            lines.append("Nothing is proved, and no second equilibrium was found. This says nothing about the model either way.")
+            why = f", because {self.reason}" if self.reason else ""
+            lines.append(f"Nothing is proved{why}. No second equilibrium was found. This says nothing about the model either way.")
+        if self.reason and (self.witness is not None or self.verdict is Verdict.CERTIFIED):
+            lines.append(f"No rule was applied, because {self.reason}.")
         if self.grounds:
             lines.append(f"Grounds: {self.grounds}.")
         if self.assumptions:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sheafdeq.certificates.ball import Ball, largest_ball
 from sheafdeq.certificates.blocks import BlockMatrix
@@ -16,30 +16,54 @@ from sheafdeq.certificates.box import global_box
 from sheafdeq.certificates.cascade import joint_bounds, level_rates
 from sheafdeq.certificates.certificate import Assumption, Certificate, Domain, Level, Metric, Verdict
 from sheafdeq.certificates.collatz_wielandt import damped_weights, quotients, spectral_norm_bound
-from sheafdeq.certificates.examine import examine, local_rates, measure, reach_equilibrium, seek_witness
+from sheafdeq.certificates.examine import (
+    Local,
+    examine,
+    grounds_of,
+    local_rates,
+    measure,
+    reach_equilibrium,
+    seek_witness,
+    verdict_on,
+)
 from sheafdeq.certificates.interval import EPSILON, scaled_up
+from sheafdeq.certificates.refute import Settled
 from sheafdeq.certificates.rules import Problem, rule
 from sheafdeq.certificates.sheaf_enclosure import SheafEnclosure
+from sheafdeq.equilibrium import Readout
 from sheafdeq.models.appnp import APPNP
 from sheafdeq.models.eignn import EIGNN
-from sheafdeq.models.energy_gnn import EnergyGNN
+from sheafdeq.models.energy_gnn import PICNN, EnergyGNN
 from sheafdeq.models.ignn import IGNN
+from sheafdeq.models.sheaf_cascade import Level as CascadeLevel
 from sheafdeq.models.sheaf_cascade import SheafCascade
 from sheafdeq.models.sheaf_deq import SheafDEQ
+from sheafdeq.models.split import GATES, Gate
 from sheafdeq.models.strong_attention import StrongAttnDEQ
 from sheafdeq.models.strong_sheaf import StrongSheafDEQ
 from sheafdeq.theory.coefficients import mu_positive
 
 __all__ = ["appnp", "eignn", "energy_gnn", "ignn", "sheaf_cascade", "sheaf_deq", "strong_attention", "strong_sheaf"]
 
+PLAIN = (nn.LayerNorm, nn.Linear, nn.ModuleList, nn.ReLU, nn.Sequential, Readout)
+"""The submodules the proofs know: with exactly these types a weight is what the layer computes with."""
+PROVED_GATES = {name: GATES[name] for name in ("tanh", "rational", "balance")}
+"""The gates whose coefficients are proved (Lemma 10); one with another action or another coefficient is not covered."""
 WEIGHT_AIM = 0.5
 """Share of the way from the Perron root to one at which the rounder weights of the ball aim."""
+
+
+def _gate_objection(model: Any) -> str | None:
+    gate = model.gate
+    if type(gate) is Gate and gate == PROVED_GATES.get(gate.name):
+        return None
+    return f"the gate {getattr(gate, 'name', gate)!r} is not one of those whose coefficient is proved ({', '.join(PROVED_GATES)})"
 
 
 # ---------------------------------------------------------------------- SheafDEQ: one model on one graph
 
 
-@rule(SheafDEQ)
+@rule(SheafDEQ, modules=PLAIN)
 @torch.no_grad()
 def sheaf_deq(problem: Problem) -> Certificate:
     """Global box (Theorem 29), else ball (Theorem 28) around the reached state, and the search for a second equilibrium (30)."""
@@ -96,16 +120,19 @@ def sheaf_deq(problem: Problem) -> Certificate:
     observations |= facts
     if witness is not None:
         return Certificate(
-            Verdict.REFUTED,
+            verdict_on(witness),
             Level.NONE,
             problem.title,
             problem.place,
-            grounds="Proposition 30(c)" if witness.proved else "Proposition 30(b)",
+            grounds=grounds_of(witness),
             observations=observations,
             witness=witness,
         )
     if ball is None:
-        return Certificate(Verdict.NOT_CERTIFIED, level, problem.title, problem.place, observations=observations)
+        reason = f"the bound of the rate over the last box is {box.rate:.4g}, not below 1, and {_no_ball(reached, local)}"
+        return Certificate(
+            Verdict.NOT_CERTIFIED, level, problem.title, problem.place, observations=observations, reason=reason
+        )
     lower, upper = ball.bounds()
     return _certified(
         problem,
@@ -123,6 +150,17 @@ def sheaf_deq(problem: Problem) -> Certificate:
     )
 
 
+def _no_ball(reached: Settled, local: Local | None) -> str:
+    """Why no ball was proved around the reached state."""
+    if not reached.converged:
+        return f"the iteration did not come to rest (residual {reached.residual:.2g})"
+    if local is None:
+        return "the Jacobian at the reached state is too large to be stored"
+    if not local.bounds.upper < 1.0:
+        return f"the Perron root of |J| at the reached state is bounded by {local.bounds.upper:.4g} only"
+    return "no ball around the reached state could be proved"
+
+
 # ---------------------------------------------------------------------- models with a norm constraint
 
 
@@ -138,7 +176,7 @@ def adjacency_gain(own: Tensor | None, edge: Tensor, problem: Problem) -> tuple[
     return gain, weights
 
 
-@rule(IGNN)
+@rule(IGNN, modules=PLAIN)
 @torch.no_grad()
 def ignn(problem: Problem) -> Certificate:
     """Proposition 32: rate = (largest column sum of |W|) times the gain of the adjacency."""
@@ -157,7 +195,7 @@ def ignn(problem: Problem) -> Certificate:
     )
 
 
-@rule(APPNP)
+@rule(APPNP, modules=PLAIN)
 @torch.no_grad()
 def appnp(problem: Problem) -> Certificate:
     """Propositions 33 and 34: rate 1 - alpha, with or without the shifted tanh; better when the drive is not negative."""
@@ -186,7 +224,7 @@ def appnp(problem: Problem) -> Certificate:
     )
 
 
-@rule(EIGNN)
+@rule(EIGNN, modules=PLAIN)
 @torch.no_grad()
 def eignn(problem: Problem) -> Certificate:
     """Proposition 35: rate = ||M||_2 times the gain of the adjacency, node rows in the Euclidean norm."""
@@ -206,7 +244,7 @@ def eignn(problem: Problem) -> Certificate:
     )
 
 
-@rule(EnergyGNN)
+@rule(EnergyGNN, modules=(*PLAIN, PICNN))
 @torch.no_grad()
 def energy_gnn(problem: Problem) -> Certificate:
     """Proposition 36: the gradient step contracts the Euclidean distance with 1 - eta beta, 1/eta bounding the Hessian."""
@@ -249,7 +287,7 @@ def _hessian_bound(model: EnergyGNN, context: Any) -> Tensor:
 # ---------------------------------------------------------------------- models guaranteed for every weight
 
 
-@rule(StrongSheafDEQ)
+@rule(StrongSheafDEQ, modules=PLAIN, condition=_gate_objection)
 @torch.no_grad()
 def strong_sheaf(problem: Problem) -> Certificate:
     """Theorem 22: rate (1 + k) m(beta), k the Lipschitz bound of the logits in use (Lemma 20), not above the model's budget."""
@@ -294,7 +332,7 @@ def attention_norms(model: StrongAttnDEQ, query_weight: Tensor) -> Tensor:
     return scaled_up(spectral_norm_bound(forms) + error, 2)
 
 
-@rule(StrongAttnDEQ)
+@rule(StrongAttnDEQ, modules=PLAIN, free=("budgeted_query",), condition=_gate_objection)
 @torch.no_grad()
 def strong_attention(problem: Problem) -> Certificate:
     """Theorem 24: rate (1 + D) m(beta), D = (2 + sqrt 2) max_m ||G^m||_2 of the attention forms in use."""
@@ -319,7 +357,7 @@ def strong_attention(problem: Problem) -> Certificate:
     )
 
 
-@rule(SheafCascade)
+@rule(SheafCascade, modules=(*PLAIN, CascadeLevel), condition=_gate_objection)
 @torch.no_grad()
 def sheaf_cascade(problem: Problem) -> Certificate:
     """Theorem 23: every level contracts with m(beta) given the levels below; jointly, with every rate above it."""
@@ -379,6 +417,8 @@ def _by_theorem(
         certificate = _certified(problem, Level.GLOBAL, rate, metric, domain, grounds, assumptions, observations)
         return replace(certificate, proved=proved or {})
     examined = examine(problem)
+    failing = next((a for a in assumptions if not a.holds), None)
+    reason = f"the rate {rate:.6g} is not below 1" if failing is None else f"an assumption of {grounds} fails: {failing.short}"
     return Certificate(
         examined.verdict,
         examined.level,
@@ -388,6 +428,7 @@ def _by_theorem(
         assumptions=assumptions,
         observations=examined.observations,
         witness=examined.witness,
+        reason=reason,
     )
 
 

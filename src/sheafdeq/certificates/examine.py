@@ -1,4 +1,4 @@
-"""Examination of any equilibrium model: what is reached, the rate there, do other starts agree. Proves nothing, may refute."""
+"""Examination of any equilibrium model: what is reached, the rate there, do other starts agree. Proves nothing."""
 
 from __future__ import annotations
 
@@ -12,16 +12,13 @@ from sheafdeq.certificates.blocks import BlockMatrix
 from sheafdeq.certificates.certificate import Certificate, Level, Verdict, Witness
 from sheafdeq.certificates.collatz_wielandt import PerronBounds, block_norms, collatz_wielandt, spectral_radius_estimate
 from sheafdeq.certificates.jacobian import jacobian, log_jacobian
-from sheafdeq.certificates.refute import DENSE_LIMIT, Settled, newton, random_starts, search, settle
+from sheafdeq.certificates.refute import DENSE_LIMIT, JACOBIAN_LIMIT, Settled, newton, random_starts, search, settle
 from sheafdeq.certificates.rules import Problem
 from sheafdeq.certificates.sheaf_enclosure import SheafEnclosure
 from sheafdeq.diagnostics import spectral_radius
 from sheafdeq.distances import SUP, THOMPSON
 
-__all__ = ["JACOBIAN_LIMIT", "Local", "examine", "local_rates", "measure", "reach_equilibrium", "seek_witness"]
-
-JACOBIAN_LIMIT = 2**31
-"""Bytes the node and edge blocks of one Jacobian may take; beyond, no rates are computed from it."""
+__all__ = ["Local", "examine", "grounds_of", "local_rates", "measure", "reach_equilibrium", "seek_witness", "verdict_on"]
 
 
 def is_positive(problem: Problem) -> bool:
@@ -95,7 +92,10 @@ def seek_witness(
         box = ((centre - width).exp(), (centre + width).exp())
     starts = random_starts(shape, problem.effort.starts, problem.seed, box)
     if not positive:
-        starts = [(name, torch.where(torch.rand_like(start) < 0.5, start, -start)) for name, start in starts]
+        signs = torch.Generator().manual_seed(problem.seed)  # of its own: the verdict must not depend on what was drawn elsewhere
+        starts = [
+            (name, torch.where(torch.rand(shape, generator=signs, dtype=start.dtype) < 0.5, start, -start)) for name, start in starts
+        ]
     witness, log = search(
         problem.model,
         problem.context,
@@ -111,6 +111,18 @@ def seek_witness(
     return witness, facts
 
 
+def verdict_on(witness: Witness | None) -> Verdict:
+    """REFUTED needs a proof; two states without one are candidates."""
+    if witness is None:
+        return Verdict.NOT_CERTIFIED
+    return Verdict.REFUTED if witness.proved else Verdict.TWO_CANDIDATES
+
+
+def grounds_of(witness: Witness) -> str:
+    """The part of Proposition 30 a witness rests on."""
+    return "Proposition 30(c)" if witness.proved else "Proposition 30(b)"
+
+
 def measure(problem: Problem) -> dict[str, Any]:
     """What a certified model does, for comparison: the residual where it comes to rest, and the spectral radius there."""
     reached = reach_equilibrium(problem)
@@ -123,7 +135,7 @@ def measure(problem: Problem) -> dict[str, Any]:
 
 @torch.no_grad()
 def examine(problem: Problem) -> Certificate:
-    """No theorem: residual, rate at the reached state, agreement of starts. REFUTED with a witness, else NOT_CERTIFIED."""
+    """No theorem: residual, rate at the reached state, agreement of starts. NOT_CERTIFIED, or TWO_CANDIDATES with their states."""
     reached = reach_equilibrium(problem)
     observations: dict[str, Any] = {"residual": reached.residual, "steps": reached.steps}
     level = Level.NONE
@@ -135,11 +147,11 @@ def examine(problem: Problem) -> Certificate:
     witness, facts = seek_witness(problem, reached)
     observations |= facts
     return Certificate(
-        verdict=Verdict.NOT_CERTIFIED if witness is None else Verdict.REFUTED,
+        verdict=verdict_on(witness),
         level=level if witness is None else Level.NONE,
         model=problem.title,
         graph=problem.place,
-        grounds="no rule is registered for this model" if witness is None else "Proposition 30",
+        grounds="no rule is registered for this model" if witness is None else grounds_of(witness),
         observations=observations,
         witness=witness,
     )

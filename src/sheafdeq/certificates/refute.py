@@ -1,9 +1,13 @@
 """Search for a second equilibrium, and prove what is found (``docs/theory.md``, Proposition 30).
 
 Starts: log-normal states of scales 1e-3 to 1e3, and random corners of the invariant box where there is one. Each is iterated
-(Picard, then damped Picard, then Anderson) and, on small problems, polished by Newton. Two states count as different fixed points
-only if each residual is tiny and their distance is far above what the residuals could explain. Where enclosures exist, existence
-is then proved by a contraction ball around each, or by a Krawczyk test. A run that cycles is an observation, not a refutation.
+(Picard, then damped Picard, then Anderson) and, on small problems, polished by Newton.
+
+*Refuted* is said only of two fixed points that are proved to exist: each by a contraction ball (Theorem 28) or by a Krawczyk test,
+with rounding enclosed, and the two regions disjoint. Small residuals are no proof: near a bifurcation a residual of 1e-10 belongs
+to states 1e-3 away from the only fixed point. Where no proof is at hand (a model without enclosures, or too many entries for
+dense algebra) two states become *candidates* if their residuals are tiny and Newton's next step, an estimate of how far the true
+fixed point is, is far shorter than their distance. A run that cycles is an observation, and neither.
 """
 
 from __future__ import annotations
@@ -12,19 +16,33 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from scipy.sparse.linalg import LinearOperator, gmres
 from torch import Tensor
 
 from sheafdeq.certificates.ball import weighted_residual
+from sheafdeq.certificates.blocks import BlockMatrix
 from sheafdeq.certificates.certificate import Metric, Witness
 from sheafdeq.certificates.interval import EPSILON, scaled_up
-from sheafdeq.certificates.jacobian import jacobian
+from sheafdeq.certificates.jacobian import jacobian, log_jacobian
 from sheafdeq.certificates.sheaf_enclosure import SheafEnclosure
 from sheafdeq.distances import THOMPSON, Distance
+from sheafdeq.errors import InputError
 from sheafdeq.recurrence import LocalRecurrence
 from sheafdeq.solvers import Anderson, Picard
 
-__all__ = ["DENSE_LIMIT", "Settled", "newton", "prove_fixed_point", "random_starts", "search", "settle"]
+__all__ = [
+    "DENSE_LIMIT",
+    "JACOBIAN_LIMIT",
+    "Settled",
+    "newton",
+    "newton_step",
+    "prove_fixed_point",
+    "random_starts",
+    "search",
+    "settle",
+]
 
 DENSE_LIMIT = 1200
 """Largest number of state entries for which dense linear algebra (Newton, Krawczyk) is used."""
@@ -32,6 +50,12 @@ RESIDUAL_LIMIT = 1e-9
 """A witness must have a residual below this."""
 SEPARATION = 1e4
 """... and its distance to the other fixed point must exceed the residuals by this factor."""
+CLEARLY_APART = 1e-3
+"""Candidates that are not proved must be at least this far apart,"""
+NEWTON_SHARE = 1e-2
+"""... and Newton's next step from each must be at most this share of their distance."""
+JACOBIAN_LIMIT = 2**31
+"""Bytes the node and edge blocks of one Jacobian may take; beyond, nothing is computed from it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +127,12 @@ def newton(
     for _ in range(steps):
         image = recurrence.step(state, context).detach()
         matrix = jacobian(recurrence, state, context).to_dense()
-        update = torch.linalg.lstsq(eye - matrix, (image - state).reshape(-1, 1)).solution.view_as(state)
+        if not bool(torch.isfinite(matrix).all() and torch.isfinite(image).all()):
+            break
+        try:
+            update = torch.linalg.lstsq(eye - matrix, (image - state).reshape(-1, 1)).solution.view_as(state)
+        except torch.linalg.LinAlgError:
+            break
         state = state + update
         if not bool(torch.isfinite(state).all()) or (distance is THOMPSON and not bool((state > 0).all())):
             break
@@ -115,8 +144,79 @@ def newton(
     return best
 
 
+def newton_step(recurrence: Any, context: Any, state: Tensor, *, distance: Distance = THOMPSON) -> float | None:
+    """Largest entry of Newton's next step from ``state``, in log coordinates for Thompson's metric: an ESTIMATE of the error.
+
+    By dense algebra, or by GMRES on the node blocks. Infinite where the linear system is singular; None where it is too large to
+    be stored or was not solved.
+    """
+    with torch.no_grad():
+        image = recurrence.step(state, context)
+    log = distance is THOMPSON
+    defect = image.log() - state.log() if log else image - state
+    if not bool(torch.isfinite(defect).all()):
+        return None
+    if hasattr(recurrence, "local_step") and getattr(context, "incidence", None) is not None:
+        if 8 * (len(state) + len(context.incidence.source)) * state.shape[1] ** 2 > JACOBIAN_LIMIT:
+            return None
+        blocks = log_jacobian(recurrence, state, context, image) if log else jacobian(recurrence, state, context)
+        if state.numel() > DENSE_LIMIT:
+            return _size_by_gmres(blocks, defect)
+        matrix = blocks.to_dense()
+    elif state.numel() > DENSE_LIMIT:
+        return None
+    else:
+        matrix = _dense_jacobian(recurrence, state, context)
+        matrix = matrix * state.reshape(1, -1) / image.reshape(-1, 1) if log else matrix
+    return _size_by_solving(matrix, defect)
+
+
+def _dense_jacobian(recurrence: Any, state: Tensor, context: Any) -> Tensor:
+    """(n c, n c) by reverse passes, for maps without node blocks."""
+    point = state.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        image = recurrence.step(point, context).reshape(-1)
+        rows = [
+            torch.autograd.grad(entry, point, retain_graph=True, allow_unused=True, materialize_grads=True)[0] for entry in image
+        ]
+    return torch.stack(rows).reshape(state.numel(), state.numel()).detach()
+
+
+def _size_by_solving(matrix: Tensor, defect: Tensor) -> float | None:
+    """Largest entry of (I - J)^{-1} d, dense."""
+    if not bool(torch.isfinite(matrix).all()):
+        return None
+    try:
+        size = float(torch.linalg.solve(torch.eye(len(matrix), dtype=matrix.dtype) - matrix, defect.reshape(-1)).abs().max())
+    except torch.linalg.LinAlgError:
+        return float("inf")
+    return size if size == size else float("inf")
+
+
+def _size_by_gmres(matrix: BlockMatrix, defect: Tensor) -> float | None:
+    """Largest entry of (I - J)^{-1} d, to a hundredth."""
+    if not bool(torch.isfinite(matrix.own).all() and torch.isfinite(matrix.edge).all()):
+        return None
+
+    def apply(x: np.ndarray) -> np.ndarray:
+        vector = torch.from_numpy(np.ascontiguousarray(x)).view_as(defect)
+        return (vector - matrix.apply(vector)).reshape(-1).numpy()
+
+    unit = float(defect.abs().max()) or 1.0
+    operator = LinearOperator((defect.numel(), defect.numel()), matvec=apply, dtype=np.float64)
+    solution, failed = gmres(operator, (defect / unit).reshape(-1).numpy(), rtol=1e-2, restart=60, maxiter=4)
+    return None if failed else float(np.abs(solution).max()) * unit
+
+
 def prove_fixed_point(enclosure: SheafEnclosure, state: Tensor) -> tuple[float, str] | None:
     """A plain Thompson radius around ``state`` within which exactly one fixed point is proved to exist, and by what; or None."""
+    try:
+        return _prove_fixed_point(enclosure, state)
+    except (ArithmeticError, InputError, torch.linalg.LinAlgError):  # a box that cannot be represented proves nothing
+        return None
+
+
+def _prove_fixed_point(enclosure: SheafEnclosure, state: Tensor) -> tuple[float, str] | None:
     ones = torch.ones_like(state)
     centre = state.log()
     at_centre = enclosure.over(centre, ones)
@@ -166,7 +266,9 @@ def _krawczyk(enclosure: SheafEnclosure, centre: Tensor, factor: float) -> float
     rounding = (size + 8) * EPSILON * (inverse.abs() @ (eye + matrix.abs())).sum(1)
     contraction = (eye - product).abs().sum(1) + rounding + inverse.abs() @ wobble.view(-1)
     contraction = scaled_up(contraction, 4 * size)
-    return radius if bool((offset + contraction * radius < radius).all()) else None
+    # No jump inside (the reach is then infinite): existence rests on continuity.
+    proved = bool(torch.isfinite(enclosed.reach).all()) and bool((scaled_up(offset + contraction * radius, 4) < radius).all())
+    return radius if proved else None
 
 
 def search(
@@ -179,10 +281,15 @@ def search(
     enclosure: SheafEnclosure | None = None,
     distance: Distance = THOMPSON,
 ) -> tuple[Witness | None, list[dict[str, Any]]]:
-    """Iterate every start; returns the first witness against uniqueness, and what each start did."""
+    """Iterate every start; returns a witness against uniqueness, and what each start did.
+
+    The search ends with the first pair that is proved. Without a proof it goes on, and the candidates furthest apart are returned.
+    """
     known = [reached] if reached.converged else []
     log: list[dict[str, Any]] = []
     measure = Metric("thompson" if distance is THOMPSON else "sup")
+    candidates: Witness | None = None
+    judge = _Judge(recurrence, context, enclosure, distance)
 
     def step(state: Tensor) -> Tensor:
         return recurrence.step(state, context)
@@ -197,25 +304,53 @@ def search(
             continue
         for other in known:
             gap = measure(end.state, other.state)
-            if gap > max(SEPARATION * (end.residual + other.residual), 1e-6):
-                witness = _witness(other, end, gap, enclosure)
-                if witness is not None:
-                    return witness, log
+            if not gap > max(SEPARATION * (end.residual + other.residual), 1e-6):
+                continue
+            witness = judge.witness(other, end, gap)
+            if witness is not None and witness.proved:
+                return witness, log
+            if witness is not None and (candidates is None or witness.distance > candidates.distance):
+                candidates = witness
         known.append(end)
-    return None, log
+    return candidates, log
 
 
-def _witness(first: Settled, second: Settled, gap: float, enclosure: SheafEnclosure | None) -> Witness | None:
-    residuals = (first.residual, second.residual)
-    if enclosure is not None:
-        proofs = [prove_fixed_point(enclosure, s.state) for s in (first, second)]
+class _Judge:
+    """What two settled states are: two fixed points, two candidates, or nothing. Work on a state is done once."""
+
+    def __init__(self, recurrence: Any, context: Any, enclosure: SheafEnclosure | None, distance: Distance) -> None:
+        self.recurrence, self.context, self.enclosure, self.distance = recurrence, context, enclosure, distance
+        self.proofs: dict[int, tuple[float, str] | None] = {}
+        self.steps: dict[int, float | None] = {}
+
+    def witness(self, first: Settled, second: Settled, gap: float) -> Witness | None:
+        """``gap`` is the distance of the two."""
+        residuals = (first.residual, second.residual)
+        proofs = [self._proof(s) for s in (first, second)]
         if proofs[0] is not None and proofs[1] is not None:
-            if proofs[0][0] + proofs[1][0] < gap * (1 - 1e-9):
+            if (proofs[0][0] + proofs[1][0]) * (1 + 1e-9) + 1e-12 < gap * (1 - 1e-9):  # rounding of the radii and of the logarithms
                 method = " and ".join(sorted({proofs[0][1], proofs[1][1]}))
                 return Witness(first.state, second.state, residuals, gap, True, method)
             return None  # the two proofs may speak of one fixed point
-    if gap < 1e-3:
-        return None  # without a proof, only a clear separation counts
-    return Witness(first.state, second.state, residuals, gap, False, "both residuals are at the limit of float64")
+        if gap < CLEARLY_APART:
+            return None
+        steps = [self._step(s) for s in (first, second)]
+        if steps[0] is None or steps[1] is None:
+            method = "residuals at the limit of float64; Newton's next step could not be computed"
+            return Witness(first.state, second.state, residuals, gap, False, method)
+        if steps[0] + steps[1] > NEWTON_SHARE * gap:
+            return None  # both may belong to one fixed point, far from either
+        method = f"residuals at the limit of float64; Newton's next steps are {steps[0]:.1g} and {steps[1]:.1g} long"
+        return Witness(first.state, second.state, residuals, gap, False, method, (steps[0], steps[1]))
 
+    def _proof(self, settled: Settled) -> tuple[float, str] | None:
+        if self.enclosure is None:
+            return None
+        if id(settled) not in self.proofs:
+            self.proofs[id(settled)] = prove_fixed_point(self.enclosure, settled.state)
+        return self.proofs[id(settled)]
 
+    def _step(self, settled: Settled) -> float | None:
+        if id(settled) not in self.steps:
+            self.steps[id(settled)] = newton_step(self.recurrence, self.context, settled.state, distance=self.distance)
+        return self.steps[id(settled)]

@@ -9,8 +9,12 @@ from typing import Any
 
 from sheafdeq.errors import InputError, SheafDEQError, UsageError
 
-SCHEMA = "sheafdeq.certificate/1"
+SCHEMA = "sheafdeq.certificate/2"
+"""Version 1 called two states with small residuals *refuted*; from version 2 on that verdict needs a proof."""
+EARLIER = "sheafdeq.certificate/1"
 TABLE = "certificates.md"
+AUDITS = ("adversary.py", "audit.py", "contradiction.py", "draws.py", "solve_audit.py")
+"""Sources that examine certificates and issue none: they do not enter the digest."""
 COLUMNS = (
     "model", "task", "seed", "run", "verdict", "rate", "metric", "Perron root of |J|, upper bound", "spectral radius", "residual",
     "seconds",
@@ -143,15 +147,29 @@ def _load(name: str, options: Any) -> tuple[Any, Any, dict[str, Any]]:
 
 
 def _write(folder: str, name: str, payload: dict[str, Any], certificate: Any) -> None:
-    from safetensors.torch import save_file
+    """The states first, then the certificate with their digest: a kill in between costs the certificate, which is made again."""
+    import hashlib
+
+    from safetensors.torch import save
 
     from sheafdeq.cli.subject import write_record
+    from sheafdeq.records import write_bytes
 
-    path = write_record(folder, name, payload)
+    states = witness_path(Path(folder) / f"{name}.json")
     if certificate.witness is not None:
-        states = {"first": certificate.witness.first.contiguous(), "second": certificate.witness.second.contiguous()}
-        save_file(states, path.with_suffix(".witness.safetensors"))
+        data = save({"first": certificate.witness.first.contiguous(), "second": certificate.witness.second.contiguous()})
+        states.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(states, data)
+        payload["witness_sha256"] = hashlib.sha256(data).hexdigest()
+    path = write_record(folder, name, payload)
+    if certificate.witness is None:
+        states.unlink(missing_ok=True)  # of an earlier verdict
     print(f"wrote {path}", file=sys.stderr)
+
+
+def witness_path(record: Path) -> Path:
+    """Where the two states of a record's witness are."""
+    return record.with_suffix(".witness.safetensors")
 
 
 def rules_digest() -> str:
@@ -164,7 +182,7 @@ def rules_digest() -> str:
     root = Path(sheafdeq.__file__).parent
     for folder in ("certificates", "theory"):
         for path in sorted((root / folder).glob("*.py")):
-            if path.name == "audit.py":  # examines certificates and issues none
+            if path.name in AUDITS:
                 continue
             hasher.update(f"{folder}/{path.name}\n".encode() + path.read_bytes())
     return hasher.hexdigest()
@@ -243,9 +261,33 @@ def _finished(folder: Path, options: Any) -> dict[str, dict[str, Any]]:
             continue
         if not isinstance(payload, dict) or not payload.get("run") or payload.get("effort") not in enough:
             continue
+        if payload["certificate"].get("witness") is not None and not _has_witness(witness_path(path), payload.get("witness_sha256")):
+            continue  # a verdict without its states is made again
         if all(payload.get(key) == value for key, value in wanted.items()):
             found[payload["run"]] = payload
     return found
+
+
+def _has_witness(path: Path, digest: str | None) -> bool:
+    """Whether the two states are there, and are the ones the record was written with."""
+    import hashlib
+
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest() == digest
+    except OSError:
+        return False
+
+
+def verdict_text(payload: dict[str, Any]) -> str:
+    """The verdict of a record in today's words; what an earlier scheme called refuted without a proof is two candidates."""
+    certificate = payload["certificate"]
+    verdict, witness = certificate["verdict"], certificate["witness"]
+    if payload.get("schema") == EARLIER and verdict == "refuted" and not witness["proved"]:
+        return "two candidates (scheme 1 said refuted)"
+    if witness is not None:
+        return verdict
+    radius = "" if certificate["radius"] is None else f", radius {certificate['radius']:.2g}"
+    return f"{verdict} ({certificate['level']}{radius})"
 
 
 def table_row(payload: dict[str, Any]) -> tuple[str, ...]:
@@ -256,15 +298,12 @@ def table_row(payload: dict[str, Any]) -> tuple[str, ...]:
     def number(value: Any, form: str = ".4f") -> str:
         return format(value, form) if isinstance(value, int | float) else "-"
 
-    radius = "" if certificate["radius"] is None else f", radius {certificate['radius']:.2g}"
-    proved = "" if certificate["witness"] is None or certificate["witness"]["proved"] else ", not proved"
-    level = "" if certificate["verdict"] == "refuted" else f" ({certificate['level']}{radius})"
     return (
         payload["model"],
         payload["task"],
         str(payload["seed"]),
         (payload["run"] or "-")[:8],
-        f"{certificate['verdict']}{level}{proved}",
+        verdict_text(payload),
         number(certificate["rate"]),
         (certificate["metric"] or "-").split(",")[0].split(" (")[0],
         number(local.get("Perron root of |J|, upper")),
@@ -296,9 +335,10 @@ def _audit(options: Any) -> int:
 
     report = audit(options.audit, seed=options.seed, first=options.first, progress=progress)
     payload = {
-        "schema": "sheafdeq.audit/1",
+        "schema": "sheafdeq.audit/2",
         "command": f"sheafdeq certify --audit {options.audit} --seed {options.seed} --first {options.first}",
         "draws": report.draws,
+        "attacks": dict(sorted(report.attacks.items())),
         "verdicts": dict(sorted(report.verdicts.items())),
         "tightest": report.tightest,
         "violations": [vars(violation) for violation in report.violations],
@@ -309,5 +349,6 @@ def _audit(options: Any) -> int:
         print(f"wrote {write_record(options.out, f'audit-{options.seed}-{options.first}', payload)}", file=sys.stderr)
     print(json.dumps(payload) if options.json else str(report))
     for violation in report.violations:
-        print(f"FALSE: draw {violation.draw}, {violation.model} {violation.claim}: {violation.observed}", file=sys.stderr)
+        what = f"draw {violation.draw} ({violation.attack}), {violation.model} {violation.claim}"
+        print(f"FALSE: {what}: {violation.observed}", file=sys.stderr)
     return 1 if report.violations else 0

@@ -2,7 +2,7 @@
 the records it read (with their SHA-256), so every curve has an origin.
 
 Records read: ``*.json`` below the results folder, told apart by their ``schema`` (``sheafdeq.diagnostics/1``,
-``sheafdeq.async/1``, ``sheafdeq.certificate/1``), and run records. Runs that became non-finite are in the records and are never
+``sheafdeq.async/1``, ``sheafdeq.certificate/1`` and ``/2``), and run records. Runs that became non-finite are in the records and are never
 part of a median.
 """
 
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Drawing", "Source", "draw_all", "read_sources", "write_drawings"]
 
-DIAGNOSTICS, ASYNC, CERTIFICATE = "sheafdeq.diagnostics/1", "sheafdeq.async/1", "sheafdeq.certificate/1"
+DIAGNOSTICS, ASYNC, CERTIFICATE = "sheafdeq.diagnostics/1", "sheafdeq.async/1", "sheafdeq.certificate/2"
+CERTIFICATES = ("sheafdeq.certificate/1", CERTIFICATE)
 
 
 @dataclass(frozen=True)
@@ -497,7 +498,7 @@ def _fault_text(group: Sequence[Source], label: str) -> str:
 # ---------------------------------------------------------------------- accuracy against trust
 
 FRONTIER_LEVEL = 10
-_VERDICTS = {"certified": "o", "not certified": "s", "refuted": "X", None: "d"}
+_VERDICTS = {"certified": "o", "not certified": "s", "two candidates": "P", "refuted": "X", None: "d"}
 
 
 @dataclass(frozen=True)
@@ -519,7 +520,7 @@ def frontiers(sources: Sequence[Source]) -> list[Drawing]:
     for source in sources:
         if source.schema == DIAGNOSTICS and source.payload["task"].get("level") == FRONTIER_LEVEL:
             titles[source.payload["task"]["title"]] = None
-        elif source.schema == CERTIFICATE and source.payload.get("run"):
+        elif source.schema in CERTIFICATES and source.payload.get("run"):
             titles[source.payload["task"]] = None
     drawings = (frontier(sources, title) for title in sorted(titles))
     return [drawing for drawing in drawings if drawing is not None]
@@ -601,13 +602,20 @@ def _unstretched(value: Any) -> Any:
     return 100.6 - numpy.power(10.0, -numpy.asarray(value, dtype=float))
 
 
+def _verdict(certificate: dict[str, Any]) -> str:
+    """Records of the first scheme called two states refuted without a proof; they are two candidates."""
+    witness = certificate.get("witness")
+    unproved = witness is not None and not witness["proved"]
+    return "two candidates" if certificate["verdict"] == "refuted" and unproved else certificate["verdict"]
+
+
 def _frontier_points(sources: Sequence[Source], title: str) -> tuple[list[_Point], list[Source]]:
     """One point for each run of a task with a diagnose or a certificate record, and the records they come from."""
     runs = {source.run.id: source for source in sources if source.run is not None}
     certificates = {
         source.payload["run"]: source
         for source in sources
-        if source.schema == CERTIFICATE and source.payload["task"] == title and source.payload.get("run")
+        if source.schema in CERTIFICATES and source.payload["task"] == title and source.payload.get("run")
     }
     diagnosed: dict[tuple[str, float], Source] = {}  # damped iteration of a run is a point of its own
     for source in sources:
@@ -626,7 +634,7 @@ def _frontier_points(sources: Sequence[Source], title: str) -> tuple[list[_Point
     for run, damping in sorted(keys, key=lambda key: _frontier_rank(key, certificates, diagnosed)):
         certificate, diagnosis, record = certificates.get(run), diagnosed.get((run, damping)), runs.get(run)
         penalised = record is not None and _is_penalised(record.run)
-        verdict = None if certificate is None else certificate.payload["certificate"]["verdict"]
+        verdict = None if certificate is None else _verdict(certificate.payload["certificate"])
         if diagnosis is not None:
             payload, continued = diagnosis.payload, diagnosis.payload["continued"]
             default = continued["trajectories"][0]
