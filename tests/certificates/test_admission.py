@@ -19,6 +19,7 @@ from sheafdeq.models.sheaf_cascade import SheafCascade
 from sheafdeq.models.sheaf_deq import SheafDEQ
 from sheafdeq.models.strong_attention import StrongAttnDEQ
 from sheafdeq.models.strong_sheaf import StrongSheafDEQ
+from sheafdeq.theory.enclosure import Enclosure
 
 FAST = Effort("fast", 60, 2, 2, 3, False)
 MODELS = {
@@ -154,7 +155,7 @@ def test_objects_that_were_changed_have_no_certificate(monkeypatch):
     assert "replaced on this object" in reason(lambda m: setattr(m, "step", types.MethodType(lambda self, s, c: s * s, m)))
     assert "hook" in reason(lambda m: m.key.register_forward_hook(lambda module, inputs, output: 5 * output))
     assert "'key' is a" in reason(lambda m: setattr(m, "key", Odd(4, 4, bias=False)))
-    assert "gate" in reason(lambda m: setattr(m, "gate", replace(m.gate, apply=lambda p, g: torch.tanh(p))))
+    assert "gate" in reason(lambda m: setattr(m, "gate", replace(m.gate, coefficient=lambda shift: Enclosure(0.1, 0.1))))
     torch.nn.utils.parametrizations.weight_norm(model := StrongAttnDEQ(2, 3, 2, 2, hidden=4), "own_bias", dim=None)
     assert certify(model, ring(), effort=FAST).verdict is not Verdict.CERTIFIED
     monkeypatch.setattr(StrongAttnDEQ, "_averages", lambda self, own, table, pattern, context: own.expand(2, -1, -1))

@@ -159,12 +159,13 @@ def _tripled(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
 def _other_gate(model: Any, graph: Graph, generator: torch.Generator) -> Attack:
     if not hasattr(model, "gate"):
         return _other_step(model, graph, generator)
-    model.gate = replace(model.gate, apply=_signed_tanh, kernel=None)
+    action = "of_parts" if hasattr(model.gate, "of_parts") else "apply"
+    model.gate = replace(model.gate, kernel=None, **{action: _published_tanh})
     return Attack("subclass", model, graph, "the gate's action is not the one of its name", PROVED)
 
 
-def _signed_tanh(p: Tensor, g: Tensor) -> Tensor:
-    return torch.tanh(p)
+def _published_tanh(first: Tensor, second: Tensor) -> Tensor:
+    return torch.tanh(first - second)
 
 
 def _harmless(model: EquilibriumModel, graph: Graph, generator: torch.Generator) -> Attack:
