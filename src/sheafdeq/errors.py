@@ -16,6 +16,7 @@ __all__ = [
     "KernelWarning",
     "RecordError",
     "SheafDEQError",
+    "StoreError",
     "UsageError",
     "WorkerError",
 ]
@@ -43,6 +44,10 @@ class DataError(SheafDEQError):
 
 class RecordError(SheafDEQError):
     """A run record or checkpoint is missing, corrupt or not what its hash says."""
+
+
+class StoreError(SheafDEQError):
+    """The run store cannot be used: the disk is full or gone, there are no locks, or something else lies in its place."""
 
 
 class WorkerError(SheafDEQError):

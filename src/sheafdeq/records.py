@@ -13,10 +13,12 @@ Everything that two runs of one configuration may differ in (seconds, memory, th
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +29,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from sheafdeq.errors import RecordError
 from sheafdeq.regular_file import files_below, read_regular
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover - Windows
+    fcntl = None  # type: ignore[assignment]
 
 __all__ = [
     "EVALUATION_SCHEMA",
@@ -101,13 +108,55 @@ def unseal(data: bytes, source: str) -> Any:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file so that a crash leaves either the old content or the new, and the new one survives power loss."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
-    with open(aside, "wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(aside, path)
+    """Write a file so that a crash leaves either the old content or the new, and the new one survives power loss.
+
+    The bytes go into a file aside first, which is locked while it is written: it is removed when writing fails, and what
+    a killed process left is found unlocked and removed by the next writer of the same file.
+    """
+    while True:
+        aside = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+        try:
+            with open(aside, "xb") as stream:
+                _lock(stream.fileno())
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+                if fcntl is None:  # Windows does not rename an open file
+                    stream.close()
+                os.replace(aside, path)
+            break
+        except FileNotFoundError:  # taken for abandoned in the moment before it was locked
+            if not path.parent.is_dir():
+                raise
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
+    _remove_abandoned(path)
+
+
+def _lock(descriptor: int) -> bool:
+    """Whether this process now holds the file; no where another does, or where there are no locks."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove files aside that nobody holds; without locks nobody can tell, and they stay."""
+    aside = re.compile(re.escape(f".{path.name}.") + r"\d+\.[0-9a-f]{8}")
+    with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
+        for entry in entries:
+            if aside.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                descriptor = os.open(entry.path, os.O_RDONLY)
+                try:
+                    if _lock(descriptor):
+                        os.unlink(entry.path)
+                finally:
+                    os.close(descriptor)
 
 
 def write_sealed(path: Path, payload: Any) -> None:

@@ -218,7 +218,7 @@ def test_epoch_budget_suspends_and_the_next_call_continues(grid, tmp_path):
 def test_limits_know_a_dead_driver_and_a_spent_budget(tmp_path):
     assert Limits(Budget(), None, None, os.getppid()).reason() is None
     assert "gone" in Limits(Budget(), None, None, -1).reason()
-    assert "time" in Limits(Budget(), time.time() - 1, None, None).reason()
+    assert "time" in Limits(Budget(), time.monotonic() - 1, None, None).reason()
     limits = Limits(Budget(epochs=2), None, tmp_path / "counter", None)
     assert limits(None) is None
     assert "epoch" in limits(None)

@@ -73,8 +73,10 @@ class Subject:
     @property
     def file_name(self) -> str:
         """A file name that says what it is about."""
+        from sheafdeq.training.store import safe_name
+
         level = "" if self.task.level is None else f"-{self.task.level}"
-        return f"{self.task.name}{level}-{self.name}-seed{self.record.seed}-{self.record.id[:8]}"
+        return safe_name(f"{self.task.name}{level}-{self.name}-seed{self.record.seed}-{self.record.id[:8]}")
 
 
 def add_subject_options(parser: Any, graph: str) -> None:

@@ -27,6 +27,7 @@ def configure(commands: Any) -> None:
         "--budget", metavar="EPOCHS|HOURS", help="stop after so many epochs in all (500) or so much time (2h); run again to go on"
     )
     runner.add_argument("--checkpoint-seconds", type=float, default=30.0, help="how often a run's state is saved (default 30)")
+    runner.add_argument("--download", action="store_true", help="allow missing data files to be fetched and checked")
     runner.add_argument("--ray-address", metavar="ADDRESS", help="a running Ray cluster (default: start one on this machine)")
     runner.set_defaults(run=run)
     status = actions.add_parser(
@@ -84,7 +85,7 @@ def _sweep(options: argparse.Namespace) -> Any:
     recorded = collect(options.recorded, studies=False)
     for problem in recorded.excluded:
         print(f"excluded {problem}", file=sys.stderr)
-    return sweep, store, sweep.plan(store, parse_shard(options.shard), recorded.runs)
+    return sweep, store, sweep.plan(store, parse_shard(options.shard), recorded.runs, download=getattr(options, "download", False))
 
 
 def run(options: argparse.Namespace) -> int:
@@ -120,31 +121,46 @@ def show_status(options: argparse.Namespace) -> int:
 
 
 def copy_records(options: argparse.Namespace) -> int:
-    """Copy records, or whole runs, of a sweep."""
-    import shutil
+    """Copy records, or whole runs, of a sweep; every file arrives whole, and none outside the folder."""
     from pathlib import Path
 
-    from sheafdeq.records import RECORD_FILE
+    from sheafdeq.errors import RecordError, UsageError
+    from sheafdeq.records import RECORD_FILE, write_bytes
+    from sheafdeq.regular_file import read_regular
+    from sheafdeq.training.store import RUN_FILES, safe_name
 
     sweep, store, entries = _sweep(options)
-    folder = Path(options.results) / sweep.name
-    folder.mkdir(parents=True, exist_ok=True)
-    copied = 0
+    folder = Path(options.results) / safe_name(sweep.name)
+    copied, damaged = 0, []
     for entry in entries:
         if entry.identity is None or not store.finished(entry.identity.id):
             continue
-        record = store.record(entry.identity.id)
+        try:
+            record = store.record(entry.identity.id)
+        except RecordError as error:
+            damaged.append(str(error))
+            continue
         level = "" if record.task.level is None else f"-{record.task.level}"
         given = "".join(f"-{value}" for value in entry.config.model.options.values())
-        name = f"{record.task.name}{level}-{record.model.name}{given}-seed{record.seed}-{record.id[:8]}"
+        name = safe_name(f"{record.task.name}{level}-{record.model.name}{given}-seed{record.seed}")
+        target = folder / f"{name}-{record.id[:8]}"
+        place = target if options.checkpoints else folder
+        place.mkdir(parents=True, exist_ok=True)
+        if not place.resolve().is_relative_to(Path(options.results).resolve()):
+            raise UsageError(f"{place} leads out of {options.results} (a symbolic link): remove it")
+        source = store.path(record.id)
         if options.checkpoints:
-            shutil.copytree(store.path(record.id), folder / name, dirs_exist_ok=True)
+            for file in reversed(RUN_FILES):  # the record last: a folder with one is complete
+                write_bytes(target / file, read_regular(source / file))
         else:
-            shutil.copyfile(store.path(record.id) / RECORD_FILE, folder / f"{name}.run.json")
+            write_bytes(folder / f"{target.name}.run.json", read_regular(source / RECORD_FILE))
         copied += 1
-    facts = {"copied": copied, "missing": len(entries) - copied, "folder": str(folder)}
-    print(json.dumps(facts) if options.json else f"{copied} runs copied to {folder}, {len(entries) - copied} not finished")
-    return 0
+    missing = len(entries) - copied - len(damaged)
+    facts = {"copied": copied, "missing": missing, "damaged": damaged, "folder": str(folder)}
+    print(json.dumps(facts) if options.json else f"{copied} runs copied to {folder}, {missing} not finished")
+    for message in damaged:
+        print(f"not copied: {message}", file=sys.stderr)
+    return 1 if damaged else 0
 
 
 def show_list(options: argparse.Namespace) -> int:

@@ -45,6 +45,7 @@ def configure(commands: Any) -> None:
     parser.add_argument("--residual-max-weight", type=float, help="penalty on the largest squared residual (default 0)")
     parser.add_argument("--rate-weight", type=float, help="penalty on contraction rates above 0.9 (default 0)")
     parser.add_argument("--out", metavar="DIR", help="run store; without it nothing is written")
+    parser.add_argument("--download", action="store_true", help="allow missing data files to be fetched and checked")
     parser.add_argument("--fresh", action="store_true", help="do not resume an unfinished run")
     parser.add_argument("--checkpoint-seconds", type=float, default=30.0, help="how often the state is saved (default 30)")
     parser.add_argument("--tensorboard", metavar="DIR", help="write TensorBoard curves (needs sheafdeq[tensorboard])")
@@ -118,7 +119,12 @@ def run(options: argparse.Namespace) -> int:
     if options.tensorboard:
         progress = TensorBoardProgress(options.tensorboard, progress)
     result = train(
-        config, out=options.out, resume=not options.fresh, progress=progress, checkpoint_seconds=options.checkpoint_seconds
+        config,
+        out=options.out,
+        resume=not options.fresh,
+        progress=progress,
+        checkpoint_seconds=options.checkpoint_seconds,
+        download=options.download,
     )
     record = result.record
     if options.json:

@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -43,6 +44,7 @@ from sheafdeq.records import (
 )
 from sheafdeq.registry import ModelSpec, Shape, build_model, model_spec
 from sheafdeq.training.checkpoint import (
+    CHECKPOINT_FACTS,
     load_checkpoint,
     load_model,
     load_tensors,
@@ -60,6 +62,8 @@ from sheafdeq.training.version import code_version
 __all__ = ["Busy", "Identity", "RunResult", "Suspended", "identify", "task_of", "train"]
 
 STATE_FILE = "state.json"
+CHECKPOINT_DIGEST = "sha256:"
+"""How a record names the checkpoint a run started from: by content, since a path says nothing on another machine."""
 
 
 class Suspended(SheafDEQError):
@@ -102,19 +106,26 @@ class RunResult:
     reused: bool = False  # found in the store, nothing was computed
 
 
+class StateWarning(UserWarning):
+    """The saved state of a run in progress is damaged: the run starts over."""
+
+
 @lru_cache(maxsize=2)
-def _cached_task(key: str) -> Task:
+def _cached_task(key: str, download: bool) -> Task:
     config = TaskConfig.model_validate_json(key)
     options: dict[str, Any] = dict(config.options)
-    return load_task(config.name, level=config.level, split=config.split, **options)
+    for name, instead in (("download", "--download, or train(..., download=True)"), ("root", "the variable SHEAFDEQ_DATA")):
+        if name in options:
+            raise InputError(f"task {config.name!r}: {name!r} is not for a configuration to decide; use {instead}")
+    return load_task(config.name, level=config.level, split=config.split, download=download, **options)
 
 
 atexit.register(_cached_task.cache_clear)  # graphs may own native memory that must go before the interpreter does
 
 
-def task_of(config: TrainingConfig) -> Task:
-    """The task of a configuration; the last two are kept in memory for sweeps."""
-    return _cached_task(config.task.model_dump_json())
+def task_of(config: TrainingConfig, *, download: bool = False) -> Task:
+    """The task of a configuration; the last two are kept in memory for sweeps. Missing files are fetched only on ``download``."""
+    return _cached_task(config.task.model_dump_json(), download)
 
 
 _roles: dict[tuple[str, str], tuple[ModelSpec, dict[str, list[Any]]]] = {}
@@ -134,8 +145,18 @@ def code_of(config: TrainingConfig) -> CodeIdentity:
     return code_identity({**_roles[key][1], "data": data, "training": [Trainer]})
 
 
-def identify(config: TrainingConfig, task_digest: str | None = None, code: CodeIdentity | None = None) -> Identity:
-    """The identity of a run. ``task_digest`` saves loading the task when it is known, ``code`` reading the sources again."""
+def identify(
+    config: TrainingConfig,
+    task_digest: str | None = None,
+    code: CodeIdentity | None = None,
+    *,
+    store: RunStore | None = None,
+) -> Identity:
+    """The identity of a run.
+
+    ``task_digest`` saves loading the task when it is known, ``code`` reading the sources again; ``store`` is where
+    ``init_from`` is looked up when it is not a path.
+    """
     task_digest = task_digest if task_digest is not None else task_of(config).digest
     code = code if code is not None else code_of(config)
     version = code_version(code.digest)
@@ -143,9 +164,23 @@ def identify(config: TrainingConfig, task_digest: str | None = None, code: CodeI
     # The options are named in full, so that a changed default is another run.
     payload["model"]["options"] = {**model_spec(config.model.name).options, **payload["model"]["options"]}
     if config.init_from is not None:
-        payload["init_from"] = load_checkpoint(config.init_from)[1]["tensors"]
+        payload["init_from"] = load_checkpoint(start_of(config.init_from, store))[1]["tensors"]
     named = {"scheme": SCHEME, "config": payload, "task": task_digest, "code": version}
     return Identity(digest_of(named), task_digest, code.digest, version, dict(code.roles))
+
+
+def start_of(init_from: str, store: RunStore | None) -> Path:
+    """Where the checkpoint named by ``init_from`` is: a path, a run of the store, or the digest a record gives for it."""
+    path = Path(init_from)
+    if path.exists():
+        return path
+    if store is not None and init_from.startswith(CHECKPOINT_DIGEST):
+        for folder in sorted(store.root.iterdir()) if store.root.is_dir() else ():
+            if store.finished(folder.name) and read_sealed(folder / CHECKPOINT_FACTS).get("tensors") == init_from[len(CHECKPOINT_DIGEST) :]:
+                return folder
+    elif store is not None and init_from and set(init_from) <= set("0123456789abcdef"):
+        return store.resolve(init_from)
+    raise RecordError(f"init_from {init_from!r} is neither a run directory, a checkpoint, nor a run of this store")
 
 
 # ---------------------------------------------------------------------- suspension
@@ -165,11 +200,17 @@ class _Interrupt:
             return
         for number in (signal.SIGINT, signal.SIGTERM):
             self._previous[number] = signal.signal(number, self._note)
+        honoured = False
         try:
             yield
+        except Suspended:
+            honoured = True
+            raise
         finally:
             for received, handler in self._previous.items():
                 signal.signal(received, handler)
+            if self.reason is not None and not honoured:  # it came after the last epoch: whoever listened before gets it
+                signal.raise_signal(signal.Signals[self.reason])
 
     def _note(self, number: int, frame: Any) -> None:
         received = signal.Signals(number)
@@ -193,6 +234,7 @@ def train(
     checkpoint_seconds: float = 30.0,
     engine: str = "direct",
     expected: Identity | None = None,
+    download: bool = False,
 ) -> RunResult:
     """Train one configuration and return its record and its best-validation model.
 
@@ -201,19 +243,21 @@ def train(
       ``stop_at_score`` in the configuration for that).
     * ``suspend_when(metrics)``: a reason to save the state and raise :class:`Suspended`, or None. Ctrl-C and SIGTERM do the same.
     * ``penalty``, ``task``: objects of your own instead of the configured ones; cannot be stored either.
+    * ``download``: consent to fetching missing data files; a configuration cannot give it.
     * ``expected``: the identity a sweep has computed; a different code digest (the sources were edited meanwhile) is refused.
     """
     if out is not None and any(value is not None for value in (stop_when, penalty, task)):
         raise InputError("stop_when, penalty and task are not part of the configuration, so the run cannot be stored: omit out")
     if out is None:
-        return _train(config, task if task is not None else task_of(config), None, None, resume, progress_from(progress),
+        return _train(config, task if task is not None else task_of(config, download=download), None, None, resume, progress_from(progress),
                       stop_when, suspend_when, penalty, checkpoint_seconds, engine)  # fmt: skip
     store = RunStore(out)
     identity = expected
     if identity is not None and store.finished(identity.id):
         return _from_store(store, identity.id)
     # The digest of the data really in memory is part of the identity: a sweep's cached one is checked here.
-    found = identify(config)
+    task = task_of(config, download=download)
+    found = identify(config, task.digest, store=store)
     if identity is not None and identity.id != found.id:
         part = "code" if identity.code_version != found.code_version else "task"
         raise RecordError(f"{config.title}: the {part} changed since the sweep was planned; start the sweep again")
@@ -226,7 +270,7 @@ def train(
     try:
         if store.finished(identity.id):
             return _from_store(store, identity.id)
-        return _train(config, task_of(config), store, identity, resume, progress_from(progress),
+        return _train(config, task, store, identity, resume, progress_from(progress),
                       None, suspend_when, None, checkpoint_seconds, engine)  # fmt: skip
     finally:
         claim.release()
@@ -255,12 +299,17 @@ def _train(
     try:
         with torch.random.fork_rng(devices=[]), interrupt.listening():
             trainer = Trainer(config, task, penalty)
+            start: str | None = None
             if config.init_from is not None:
-                restore_parameters(trainer.model, load_checkpoint(config.init_from)[0], config.init_from)
+                parameters, facts = load_checkpoint(start_of(config.init_from, store))
+                restore_parameters(trainer.model, parameters, config.init_from)
+                start = CHECKPOINT_DIGEST + facts["tensors"]
             work = store.work(identity.id) if store is not None and identity is not None else None
             clock = _Clock()
-            if work is not None and resume:
-                clock.spent = _restore(trainer, work)
+            state = _saved_state(work) if work is not None and resume else None
+            if state is not None:
+                tensors, values, clock.spent = state
+                trainer.restore(tensors, values)
             began_at = trainer.epoch
             progress.start(config.title, began_at, config.max_epochs)
             message = "failed"
@@ -276,11 +325,11 @@ def _train(
                         break
                     reason = interrupt.reason or (suspend_when(metrics) if suspend_when is not None else None)
                     if reason is not None:
-                        if work is not None:
-                            _save(trainer, work, clock)
+                        if store is not None and work is not None:
+                            _save(trainer, store, work, clock)
                         raise Suspended(reason, trainer.epoch, work)
-                    if work is not None and time.monotonic() - saved >= checkpoint_seconds:
-                        _save(trainer, work, clock)
+                    if store is not None and work is not None and time.monotonic() - saved >= checkpoint_seconds:
+                        _save(trainer, store, work, clock)
                         saved = time.monotonic()
                 evaluation = trainer.finish()
                 message = (
@@ -292,7 +341,7 @@ def _train(
                 raise
             finally:
                 progress.finish(message)
-            record = _record(config, task, trainer, evaluation, identity, clock, began_at, engine)
+            record = _record(config, task, trainer, evaluation, identity, clock, began_at, engine, start)
             path = None
             if store is not None and identity is not None:
                 path = store.path(identity.id)
@@ -325,25 +374,40 @@ class _Clock:
         }
 
 
-def _save(trainer: Trainer, work: Path, clock: _Clock) -> None:
+def _save(trainer: Trainer, store: RunStore, work: Path, clock: _Clock) -> None:
     """Write the state so that a crash at any moment leaves the old or the new one complete."""
-    work.mkdir(parents=True, exist_ok=True)
+    store.folder(work.parent.name)
     tensors, values = trainer.state()
     name = f"state-{trainer.epoch}.safetensors"
-    digest = save_tensors(work / name, tensors)
-    write_sealed(work / STATE_FILE, {"tensors": name, "sha256": digest, "values": values, "spent": clock.total()})
-    for other in work.iterdir():
-        if other.name not in (name, STATE_FILE):
-            other.unlink(missing_ok=True)
+    with store.guarded():
+        work.mkdir(exist_ok=True)
+        digest = save_tensors(work / name, tensors)
+        write_sealed(work / STATE_FILE, {"tensors": name, "sha256": digest, "values": values, "spent": clock.total()})
+        for other in work.iterdir():
+            if other.name not in (name, STATE_FILE):
+                other.unlink(missing_ok=True)
 
 
-def _restore(trainer: Trainer, work: Path) -> dict[str, float]:
-    """Continue from saved state if there is any; returns the seconds already spent."""
+def _saved_state(work: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any], dict[str, float]] | None:
+    """Tensors, values and seconds spent of the saved state; None without one, or (with a warning) with a damaged one.
+
+    Starting over gives the same result, so a damaged state costs time alone.
+    """
     if not (work / STATE_FILE).is_file():
-        return {"wall_seconds": 0.0, "cpu_seconds": 0.0}
-    state = read_sealed(work / STATE_FILE)
-    trainer.restore(load_tensors(work / state["tensors"], state["sha256"]), state["values"])
-    return state["spent"]
+        return None
+    try:
+        state = read_sealed(work / STATE_FILE)
+        tensors = load_tensors(work / Path(state["tensors"]).name, state["sha256"])
+        return tensors, state["values"], state["spent"]
+    except (RecordError, KeyError, TypeError) as error:
+        warnings.warn(f"the saved state of the run is damaged, so it starts over: {error}", StateWarning, stacklevel=2)
+        return None
+
+
+def _recorded(config: TrainingConfig, start: str | None) -> dict[str, Any]:
+    """The configuration as a record keeps it: the checkpoint it starts from is named by content, not by its place."""
+    payload = config.payload()
+    return payload if start is None else {**payload, "init_from": start}
 
 
 def _record(
@@ -355,6 +419,7 @@ def _record(
     clock: _Clock,
     began_at: int,
     engine: str,
+    start: str | None,
 ) -> RunRecord:
     spec = model_spec(config.model.name)
     options = {**spec.options, **config.model.options}
@@ -366,7 +431,7 @@ def _record(
     }
     return RunRecord(
         id=identity.id if identity else "",
-        config=config.payload(),
+        config=_recorded(config, start),
         task=TaskFacts(
             name=task.name, title=task.title, level=config.task.level, split=config.task.split, options=dict(task.options),
             digest=task.digest, score=task.score_name, constant_score=finite(constant),

@@ -1,14 +1,22 @@
 """The run store: one directory for each finished run, named by what was computed.
 
-    <root>/<id>/             record.json, checkpoint.json, checkpoint.safetensors   (complete, or absent)
+    <root>/<id>/             record.json, checkpoint.json, checkpoint.safetensors (complete, or absent)
     <root>/.tmp-<id>-<...>/  being written; renamed when complete
     <root>/.work/<id>/       state of a run in progress, for resuming
-    <root>/.locks/<id>       held (flock) by the process that computes the run; a killed process lets go of it
+    <root>/.locks/<id>       held (flock) by the process that computes the run, until it ends
     <root>/.failed/<id>.json why the last attempt failed
+    <root>/.damaged/         run directories that were not complete when the run was computed again
 
-A run becomes visible by one rename of a directory whose files have been synced, so a reader sees all of it or nothing, and of
-two processes that compute the same run by accident one wins and the other's copy is dropped: at-least-once execution becomes
-exactly-once results.
+A run becomes visible by one rename of a directory whose files have been synced, so a reader sees
+all of it or nothing, and of two processes that compute the same run by accident one wins and the
+other's copy is dropped: at-least-once execution becomes exactly-once results. A directory that is
+not a complete run (a file was deleted, as the error about a damaged file advises) is put into
+``.damaged`` and replaced.
+
+**Locks.** Two processes never compute the same run because the first holds a lock on it. A file
+system without locks is noticed and named. ``SHEAFDEQ_STORE_LOCKS=off`` works without them: results
+stay exact (the rename decides), but nothing keeps two processes from computing the same run, so
+give each its own ``--shard``.
 """
 
 from __future__ import annotations
@@ -16,21 +24,46 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
+import stat
+import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sheafdeq.errors import RecordError
+from sheafdeq.errors import RecordError, StoreError, UsageError
 from sheafdeq.records import RECORD_FILE, RunRecord, read_record, read_sealed, write_sealed
+from sheafdeq.training.checkpoint import CHECKPOINT_FACTS, CHECKPOINT_TENSORS
 
 try:
     import fcntl
-except ImportError:  # pragma: no cover - Windows: no advisory locks, the rename alone keeps results exact
+except ImportError:  # pragma: no cover - Windows: as SHEAFDEQ_STORE_LOCKS=off
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["Claim", "RunStore"]
+__all__ = ["LOCKS_VARIABLE", "Claim", "RunStore", "locks_wanted", "safe_name"]
+
+LOCKS_VARIABLE = "SHEAFDEQ_STORE_LOCKS"
+LOCK_PATIENCE = 20.0
+"""Seconds a lock may take to answer; a file system whose lock service is gone never does."""
+
+RUN_FILES = (RECORD_FILE, CHECKPOINT_FACTS, CHECKPOINT_TENSORS)
+_HELD = frozenset({errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES})
+
+
+def locks_wanted() -> bool:
+    """Whether runs are locked: yes unless SHEAFDEQ_STORE_LOCKS=off, or the system has no ``flock``."""
+    choice = os.environ.get(LOCKS_VARIABLE) or "on"
+    if choice not in ("on", "off"):
+        raise UsageError(f"{LOCKS_VARIABLE} must be 'on' or 'off', got {choice!r}")
+    return choice == "on" and fcntl is not None
+
+
+def safe_name(text: str, limit: int = 150) -> str:
+    """A file name made of a text: no separators, no leading dot, nothing a shell or terminal acts on."""
+    name = re.sub(r"[^A-Za-z0-9._=+,-]+", "_", text)[:limit]
+    return f"_{name.lstrip('.')}" if name.startswith(".") or not name else name
 
 
 class Claim:
@@ -43,7 +76,8 @@ class Claim:
     def release(self) -> None:
         """Remove the lock file while it is still held, then let go."""
         if self._descriptor is not None:
-            self._path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the disk may be gone or read-only by now
+                self._path.unlink(missing_ok=True)
             os.close(self._descriptor)
             self._descriptor = None
 
@@ -53,6 +87,50 @@ class RunStore:
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
+        self._opened = False
+
+    # ------------------------------------------------------------------ the folder itself
+
+    def open(self) -> None:
+        """Make the root if need be, once: a store that vanishes later is not made anew in its place."""
+        if not self._opened:
+            with self.guarded():
+                self.root.mkdir(parents=True, exist_ok=True)
+            self._opened = True
+
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Name what the file system refuses."""
+        try:
+            yield
+        except OSError as error:
+            gone = " (it has vanished)" if self._opened and not self.root.is_dir() else ""
+            raise StoreError(
+                f"the run store {self.root} cannot be written{gone}: {error.strerror or error}; "
+                "free or restore the disk and do the same again, nothing finished is lost"
+            ) from error
+
+    def folder(self, name: str) -> Path:
+        """An inner folder, made if need be; never through a symbolic link, never without the root."""
+        self.open()
+        path = self.root / name
+        with self.guarded():
+            path.mkdir(exist_ok=True)
+        if path.is_symlink():
+            raise StoreError(f"{path} is a symbolic link: it could lead anywhere; remove it")
+        return path
+
+    def probe(self) -> None:
+        """Write and remove a small file; :class:`StoreError` says why that fails."""
+        with self.guarded():
+            aside = self.root / f".tmp-probe-{uuid.uuid4().hex}"
+            try:
+                with open(aside, "xb") as stream:
+                    stream.write(b"0" * 65536)
+                    stream.flush()
+                    os.fsync(stream.fileno())
+            finally:
+                aside.unlink(missing_ok=True)
 
     # ------------------------------------------------------------------ finished runs
 
@@ -61,8 +139,8 @@ class RunStore:
         return self.root / run_id
 
     def finished(self, run_id: str) -> bool:
-        """Whether the run is complete."""
-        return (self.path(run_id) / RECORD_FILE).is_file()
+        """Whether the run is complete: all of its files are there."""
+        return all(os.path.isfile(f"{self.root}/{run_id}/{name}") for name in RUN_FILES)
 
     def record(self, run_id: str) -> RunRecord:
         """The record of a finished run, checked."""
@@ -74,20 +152,31 @@ class RunStore:
     @contextlib.contextmanager
     def writing(self, run_id: str) -> Iterator[Path]:
         """A directory to fill; it becomes the finished run when the block ends without an error."""
-        self.root.mkdir(parents=True, exist_ok=True)
+        self.open()
         aside = self.root / f".tmp-{run_id}-{uuid.uuid4().hex}"
-        aside.mkdir()
-        try:
-            yield aside
-            _sync(aside)
+        with self.guarded():
+            aside.mkdir()
+            try:
+                yield aside
+                _sync(aside)
+                self._publish(aside, run_id)
+                _sync(self.root)
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)
+
+    def _publish(self, aside: Path, run_id: str) -> None:
+        """Give a complete directory its name. Another writer's complete run wins; anything else there is put away."""
+        while True:
             try:
                 os.rename(aside, self.path(run_id))
+                return
             except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                     raise
-            _sync(self.root)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+            if self.finished(run_id):
+                return
+            with contextlib.suppress(FileNotFoundError):  # another writer may have put it away first
+                os.rename(self.path(run_id), self.folder(".damaged") / f"{run_id}-{uuid.uuid4().hex}")
 
     # ------------------------------------------------------------------ runs in progress
 
@@ -103,49 +192,67 @@ class RunStore:
 
     def claim(self, run_id: str) -> Claim | None:
         """Take the right to compute a run; None when another process has it."""
-        folder = self.root / ".locks"
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / run_id
+        return self.lock(self.folder(".locks") / run_id)
+
+    def lock(self, path: Path) -> Claim | None:
+        """Lock a file of the store, made if need be; None when another process holds it."""
         while True:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-            if fcntl is None:
+            descriptor = self._lock_file(path, os.O_RDWR | os.O_CREAT)
+            if not locks_wanted():
                 return Claim(descriptor, path)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+                held = not _flock(descriptor, path)
+                # The previous holder may have removed the file between our open and our lock.
+                current = not held and os.stat(path).st_ino == os.fstat(descriptor).st_ino
+            except FileNotFoundError:
+                held = current = False
+            except BaseException:
                 os.close(descriptor)
-                return None
-            try:  # the previous holder may have removed the file between our open and our lock
-                if os.stat(path).st_ino == os.fstat(descriptor).st_ino:
+                raise
+            if current:
+                with self.guarded():
                     os.ftruncate(descriptor, 0)
                     os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-                    return Claim(descriptor, path)
-            except FileNotFoundError:
-                pass
+                return Claim(descriptor, path)
             os.close(descriptor)
+            if held:
+                return None
+
+    def _lock_file(self, path: Path, flags: int) -> int:
+        try:
+            descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0), 0o644)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EMLINK):
+                raise StoreError(f"{path} is a symbolic link, not a lock: remove it") from error
+            if error.errno == errno.ENOENT and not flags & os.O_CREAT:
+                raise
+            raise StoreError(f"{path}: cannot be locked ({error.strerror}); the store must be writable") from error
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise StoreError(f"{path} is not a regular file, so not a lock: remove it")
+        return descriptor
 
     def running(self, run_id: str) -> bool:
         """Whether a living process holds the run."""
-        path = self.root / ".locks" / run_id
-        if fcntl is None or not path.exists():
-            return False
+        return locks_wanted() and self.locked(self.root / ".locks" / run_id)
+
+    def locked(self, path: Path) -> bool:
+        """Whether a living process holds a lock of this store."""
         try:
-            descriptor = os.open(path, os.O_RDWR)
+            descriptor = self._lock_file(path, os.O_RDONLY)
         except FileNotFoundError:
             return False
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
+            return not _flock(descriptor, path, shared=True)
         finally:
             os.close(descriptor)
-        return False
 
     def holder(self, run_id: str) -> int | None:
         """Process id of the last holder that did not let go of the run by itself."""
+        path = self.root / ".locks" / run_id
         try:
-            return int((self.root / ".locks" / run_id).read_text() or 0) or None
-        except (FileNotFoundError, ValueError):
+            return None if path.is_symlink() else int(path.read_text() or 0) or None
+        except (OSError, ValueError):
             return None
 
     # ------------------------------------------------------------------ failures
@@ -155,25 +262,66 @@ class RunStore:
 
     def fail(self, run_id: str, **facts: Any) -> None:
         """Record why an attempt failed."""
-        path = self._failure_path(run_id)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_sealed(path, {"id": run_id, **facts})
+        folder = self.folder(".failed")
+        with self.guarded():
+            write_sealed(folder / f"{run_id}.json", {"id": run_id, **facts})
 
     def failure(self, run_id: str) -> dict[str, Any] | None:
         """Why the last attempt failed; None if it did not."""
         path = self._failure_path(run_id)
-        return read_sealed(path) if path.is_file() else None
+        if not os.path.isfile(path):
+            return None
+        try:
+            found = read_sealed(path)
+        except RecordError as error:
+            found = {"error": str(error)}
+        return {"error": "unknown", "invocation": "", **(found if isinstance(found, dict) else {})}
 
     def forgive(self, run_id: str) -> None:
         """Forget a failure."""
-        self._failure_path(run_id).unlink(missing_ok=True)
+        with self.guarded():
+            self._failure_path(run_id).unlink(missing_ok=True)
 
     def resolve(self, name: str) -> Path:
         """A finished run by id or by an unambiguous beginning of it."""
-        matches = [path for path in self.root.glob(f"{name}*") if (path / RECORD_FILE).is_file()]
+        known = self.root.iterdir() if self.root.is_dir() else ()
+        matches = [path for path in known if path.name.startswith(name) and self.finished(path.name)]
         if len(matches) != 1:
             raise RecordError(f"{len(matches)} runs in {self.root} match {name!r}, exactly one is needed")
         return matches[0]
+
+
+def _flock(descriptor: int, path: Path, *, shared: bool = False) -> bool:
+    """Lock a file without waiting: True when it is ours, False when another process has it.
+
+    The call is made in a thread of its own, because a network file system whose lock service does
+    not answer holds it for ever.
+    """
+    outcome: list[OSError | None] = []
+
+    def attempt() -> None:
+        try:
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            outcome.append(None)
+        except OSError as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=attempt, daemon=True)
+    thread.start()
+    thread.join(LOCK_PATIENCE)
+    if not outcome:
+        raise StoreError(_no_locks(path, f"no answer within {LOCK_PATIENCE:g} s"))
+    error = outcome[0]
+    if error is not None and error.errno not in _HELD:
+        raise StoreError(_no_locks(path, error.strerror or str(error))) from error
+    return error is None
+
+
+def _no_locks(path: Path, reason: str) -> str:
+    return (
+        f"{path}: the file system does not lock files ({reason}): put the store on a disk that does, or set "
+        f"{LOCKS_VARIABLE}=off and give every process its own --shard"
+    )
 
 
 def _sync(folder: Path) -> None:

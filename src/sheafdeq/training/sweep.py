@@ -37,6 +37,7 @@ its own; a run that an earlier group has already asked for is not asked for agai
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -47,7 +48,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from sheafdeq.errors import InputError, SheafDEQError, UsageError
+from sheafdeq.errors import InputError, RecordError, SheafDEQError, StoreError, UsageError
 from sheafdeq.identity import CodeIdentity, code_identity
 from sheafdeq.records import RunRecord, digest_of, read_sealed, write_sealed
 from sheafdeq.registry import model_spec
@@ -57,6 +58,10 @@ from sheafdeq.training.run import Identity, code_of, identify, task_of
 from sheafdeq.training.store import RunStore
 
 __all__ = ["Budget", "Entry", "Sweep", "preset_names"]
+
+
+TIMED = 5
+"""Finished runs of each task and model that the estimate of the time left rests on."""
 
 
 class _Frozen(BaseModel):
@@ -249,16 +254,23 @@ class Sweep:
                     values = with_recipe(grid.recipe, values)
                 yield TrainingConfig.parse(values, f"sweep {self.name}")
 
-    def plan(self, store: RunStore, shard: tuple[int, int] = (1, 1), recorded: Iterable[RunRecord] = ()) -> list[Entry]:
+    def plan(
+        self,
+        store: RunStore,
+        shard: tuple[int, int] = (1, 1),
+        recorded: Iterable[RunRecord] = (),
+        *,
+        download: bool = False,
+    ) -> list[Entry]:
         """The runs of one shard (i of n, counted from 1) with their identities.
 
         ``recorded`` are records from anywhere: a run of the same configuration on the same data counts as done, whichever version of
-        the sources made it.
+        the sources made it. ``download`` allows fetching missing data.
         """
         known = {_question(TrainingConfig.of_record(record.config, record.id)): record for record in recorded}
-        return [_with_record(entry, known) for entry in self._plan(store, shard)]
+        return [_with_record(entry, known) for entry in self._plan(store, shard, download)]
 
-    def _plan(self, store: RunStore, shard: tuple[int, int]) -> list[Entry]:
+    def _plan(self, store: RunStore, shard: tuple[int, int], download: bool) -> list[Entry]:
         index, count = shard
         digests: dict[str, str | Exception] = {}
         codes: dict[str, CodeIdentity] = {}
@@ -267,7 +279,7 @@ class Sweep:
             key = config.task.model_dump_json()
             if key not in digests:
                 try:
-                    digests[key] = _task_digest(config, store)
+                    digests[key] = _task_digest(config, store, download)
                 except SheafDEQError as error:  # missing data files fail their runs, not the sweep
                     digests[key] = error
             digest = digests[key]
@@ -277,7 +289,7 @@ class Sweep:
             try:
                 kind = f"{config.task.name} {config.model.model_dump_json()}"
                 codes[kind] = codes.get(kind) or code_of(config)
-                entries.append(Entry(config, identify(config, digest, codes[kind]), group=group))
+                entries.append(Entry(config, identify(config, digest, codes[kind], store=store), group=group))
             except SheafDEQError as error:
                 entries.append(Entry(config, None, str(error), group))
         return entries
@@ -286,7 +298,7 @@ class Sweep:
         """Counts (done, running, failed, left, total), failures, and the time left at the present pace."""
         entries = list(entries) if entries is not None else self.plan(store)
         counts = {"done": 0, "running": 0, "failed": 0, "left": 0, "total": len(entries)}
-        seconds: dict[tuple[str, str], list[float]] = {}
+        done: dict[tuple[str, str], list[str]] = {}
         waiting: list[tuple[str, str]] = []
         failures, missing = [], []
         groups: dict[str, dict[str, int]] = {}
@@ -303,7 +315,7 @@ class Sweep:
                 continue  # made elsewhere: its time says nothing about this machine
             if state == "done":
                 assert entry.identity is not None
-                seconds.setdefault(kind, []).append(store.record(entry.identity.id).timing["wall_seconds"])
+                done.setdefault(kind, []).append(entry.identity.id)
             elif state == "failed":
                 failures.append({"run": entry.config.title, "id": entry.identity.id if entry.identity else None, "error": error})
             else:
@@ -311,7 +323,7 @@ class Sweep:
         return {
             "sweep": self.name,
             **counts,
-            "seconds_left": _time_left(seconds, waiting, max(1, counts["running"])),
+            "seconds_left": _time_left(_wall_seconds(store, done, waiting), waiting, max(1, counts["running"])),
             "failures": failures,
             "missing": missing,
             "groups": [{"title": title, **part} for title, part in groups.items()] if self.file.groups else [],
@@ -345,8 +357,24 @@ def _state(store: RunStore, entry: Entry) -> tuple[str, str | None]:
     return ("failed", failure["error"]) if failure else ("left", None)
 
 
+def _wall_seconds(
+    store: RunStore, done: dict[tuple[str, str], list[str]], waiting: list[tuple[str, str]]
+) -> dict[tuple[str, str], list[float]]:
+    """Wall time of finished runs by task and model, as far as the waiting ones need it: a few records of each kind.
+
+    Reading the records of thousands of runs would take longer than the answer is worth.
+    """
+    wanted = set(waiting) & set(done) if set(waiting) <= set(done) else set(done) if waiting else set()
+    found: dict[tuple[str, str], list[float]] = {}
+    for kind in wanted:
+        for run_id in done[kind][-TIMED:]:
+            with contextlib.suppress(RecordError, KeyError, TypeError, ValueError):  # damaged: tables will say so
+                found.setdefault(kind, []).append(float(store.record(run_id).timing["wall_seconds"]))
+    return found
+
+
 def _time_left(seconds: dict[tuple[str, str], list[float]], waiting: list[tuple[str, str]], workers: int) -> float | None:
-    """Mean wall time of finished runs of the same task and model (of all runs where there is none), over the workers."""
+    """Mean wall time of finished runs of the same task and model (of all kinds where there is none), over the workers."""
     everything = [value for values in seconds.values() for value in values]
     if not waiting:
         return 0.0
@@ -357,7 +385,7 @@ def _time_left(seconds: dict[tuple[str, str], list[float]], waiting: list[tuple[
     return round(total / workers, 1)
 
 
-def _task_digest(config: TrainingConfig, store: RunStore) -> str:
+def _task_digest(config: TrainingConfig, store: RunStore, download: bool) -> str:
     """Digest of a task, remembered in the store so that status need not generate the data again."""
     from sheafdeq.data.catalogue import entries
 
@@ -365,11 +393,12 @@ def _task_digest(config: TrainingConfig, store: RunStore) -> str:
     code = code_identity({"data": builders}).digest
     key = digest_of({"task": config.task.model_dump(mode="json"), "code": code})
     path = store.root / ".tasks" / f"{key}.json"
-    if path.is_file():
-        return read_sealed(path)
-    digest = task_of(config).digest
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_sealed(path, digest)
+    if path.is_file() and not download:
+        with contextlib.suppress(RecordError):  # a damaged note is made again
+            return str(read_sealed(path))
+    digest = task_of(config, download=download).digest
+    with contextlib.suppress(StoreError), store.guarded():  # only a note: a store that is read-only can still be looked at
+        write_sealed(store.folder(path.parent.name) / path.name, digest)
     return digest
 
 
@@ -387,5 +416,8 @@ def parse_shard(text: str | None) -> tuple[int, int]:
 
 
 def deadline_of(budget: Budget) -> float | None:
-    """The moment (``time.time``) at which a time budget ends."""
-    return time.time() + budget.seconds if budget.seconds is not None else None
+    """The moment at which a time budget ends, on the clock that is never set (``time.monotonic``).
+
+    Processes of one machine share that clock; other machines do not.
+    """
+    return time.monotonic() + budget.seconds if budget.seconds is not None else None

@@ -6,13 +6,16 @@ Started by the local engine as ``python -m sheafdeq.training.engines.worker PLAN
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sheafdeq.errors import RecordError, StoreError
 from sheafdeq.records import read_sealed, write_sealed
 from sheafdeq.training.config import TrainingConfig
 from sheafdeq.training.loop import EpochMetrics
@@ -23,25 +26,48 @@ from sheafdeq.training.sweep import Budget, Entry
 __all__ = ["Limits", "attempt", "main", "read_plan", "write_plan"]
 
 EXIT_SUSPENDED = 3
+EXIT_STORE = 4  # the run store cannot be used; the reason is on standard error
 
 
 class Limits:
-    """When a worker must stop between two epochs: the budget is spent, or the driver is gone.
+    """When a worker must stop between two epochs: the budget is spent, somebody said so, or the driver is gone.
 
-    Epochs are counted over all workers as the size of one file that each appends a byte to.
+    Epochs are counted over all workers as the size of one file that each appends a byte to. ``deadline`` is a moment of
+    ``time.monotonic`` on this machine; a driver elsewhere makes the file ``stop`` when the time is up.
     """
 
-    def __init__(self, budget: Budget, deadline: float | None, counter: Path | None, parent: int | None) -> None:
+    def __init__(
+        self,
+        budget: Budget,
+        deadline: float | None,
+        counter: Path | None,
+        parent: int | None,
+        stop: Path | None = None,
+    ) -> None:
         self.epochs = budget.epochs
         self.deadline = deadline
         self.parent = parent
-        self._counter = os.open(counter, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666) if counter is not None else None
+        self.stop = stop
+        self.signal: str | None = None
+        self._counter = os.open(counter, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644) if counter is not None else None
+
+    def listen(self) -> None:
+        """From now on SIGTERM ends the work between two epochs, also between two runs."""
+
+        def note(number: int, frame: Any) -> None:
+            self.signal = signal.Signals(number).name
+
+        signal.signal(signal.SIGTERM, note)
 
     def reason(self) -> str | None:
         """Why to stop now, or None."""
+        if self.signal is not None:
+            return self.signal
         if self.parent is not None and os.getppid() != self.parent:
             return "the sweep's driver is gone"
-        if self.deadline is not None and time.time() >= self.deadline:
+        if self.deadline is not None and time.monotonic() >= self.deadline:
+            return "the time budget is spent"
+        if self.stop is not None and self.stop.exists():
             return "the time budget is spent"
         if self.epochs is not None and self._counter is not None and os.fstat(self._counter).st_size >= self.epochs:
             return "the epoch budget is spent"
@@ -62,7 +88,10 @@ def attempt(
     engine: str,
     checkpoint_seconds: float,
 ) -> str:
-    """Try to finish one run: ``done``, ``busy`` (another process has it), ``failed`` (recorded) or ``suspended``."""
+    """Try to finish one run: ``done``, ``busy`` (another process has it), ``failed`` (recorded) or ``suspended``.
+
+    :class:`StoreError` passes through: a full disk is no property of the run.
+    """
     assert entry.identity is not None
     try:
         train(
@@ -78,6 +107,8 @@ def attempt(
         return "busy"
     except Suspended:
         return "suspended"
+    except StoreError:  # not this run's fault, and its failure could not be recorded either
+        raise
     except Exception as error:  # one failed run never stops the sweep; the error text is kept and the run retried next time
         store.fail(
             entry.identity.id,
@@ -95,7 +126,6 @@ def write_plan(path: Path, entries: list[Entry], **settings: Any) -> None:
     runs = [
         {"config": entry.config.payload(), "identity": vars(entry.identity)} for entry in entries if entry.identity is not None
     ]
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_sealed(path, {"runs": runs, **settings})
 
 
@@ -108,10 +138,21 @@ def read_plan(path: Path) -> tuple[list[Entry], dict[str, Any]]:
 
 def main(path: str) -> int:
     """Work until every run of the plan is finished, has failed, or the limits end the work."""
+    try:
+        return _work(path)
+    except (StoreError, RecordError) as error:  # RecordError: the plan itself cannot be read
+        print(f"worker: {error}", file=sys.stderr, flush=True)
+        return EXIT_STORE
+
+
+def _work(path: str) -> int:
     entries, plan = read_plan(Path(path))
     store = RunStore(plan["store"])
     budget = Budget(plan["budget_epochs"])
-    limits = Limits(budget, plan["deadline"], Path(plan["counter"]) if budget.epochs else None, plan["driver"])
+    counter = Path(plan["counter"]) if budget.epochs else None
+    limits = Limits(budget, plan["deadline"], counter, plan["driver"])
+    if threading.current_thread() is threading.main_thread():
+        limits.listen()
     while True:
         waiting = False
         for entry in entries:
