@@ -132,7 +132,8 @@ def test_settling_lowers_the_residual(tmp_path):
     results = settle(first.path, out=tmp_path, stages=stages)
     before, after = first.record.solves.residual, results[-1].record.solves.residual
     assert after < before
-    assert read_record(results[-1].path).config["init_from"] == str(results[0].path)
+    before = read_record(results[0].path).checkpoint["checkpoint.safetensors"]
+    assert read_record(results[-1].path).config["init_from"] == f"sha256:{before}"
     assert results[-1].record.best.epoch == 4  # the last parameters, whatever their validation score
     again = settle(first.path, out=tmp_path, stages=stages)
     assert all(result.reused for result in again)

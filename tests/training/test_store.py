@@ -513,7 +513,7 @@ def test_status_of_two_thousand_runs_takes_less_than_a_second(tmp_path):
 
 def test_a_store_that_cannot_be_made_is_named(small, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match="Not a directory|File exists"):
+    with pytest.raises(StoreError, match=r"Not a directory|File exists"):
         train(small(), out=tmp_path / "file" / "store")
     with pytest.raises(InputError, match="jobs"):
         run_local([], RunStore(tmp_path), jobs=0)
