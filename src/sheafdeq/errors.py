@@ -14,6 +14,7 @@ __all__ = [
     "IncompatibleError",
     "InputError",
     "KernelWarning",
+    "OptionError",
     "RecordError",
     "SheafDEQError",
     "StoreError",
@@ -36,6 +37,10 @@ class IncompatibleError(InputError):
 
 class UsageError(SheafDEQError):
     """A command line that cannot be carried out as written (exit code 2)."""
+
+
+class OptionError(InputError, UsageError):
+    """An option, by name or value, that a model, task, command or configuration does not take (exit code 2)."""
 
 
 class DataError(SheafDEQError):

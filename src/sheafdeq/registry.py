@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from sheafdeq.equilibrium import GraphModel
-from sheafdeq.errors import InputError
+from sheafdeq.errors import InputError, OptionError
 from sheafdeq.models.appnp import APPNP
 from sheafdeq.models.dnsd import DNSD
 from sheafdeq.models.eignn import EIGNN
@@ -24,6 +26,7 @@ from sheafdeq.models.sheaf_deq import SheafDEQ
 from sheafdeq.models.sheaf_relay import SheafRelay
 from sheafdeq.models.strong_attention import StrongAttnDEQ
 from sheafdeq.models.strong_sheaf import StrongSheafDEQ
+from sheafdeq.options import Limits, OptionType, check_options, option_types, unknown_name
 
 __all__ = ["COMMUNITY", "MODELS", "ModelSpec", "Shape", "build_model", "model_spec"]
 
@@ -63,13 +66,39 @@ COMMUNITY = Shape(in_channels=2, out_channels=3, edge_dim=None, stalk_dim=3, cha
 
 
 @dataclass(frozen=True)
+class Builder:
+    """Sizes and options in, a model out; the constructor it calls says which types the options have."""
+
+    constructor: type[GraphModel]
+    build: Callable[[Shape, dict[str, Any]], GraphModel]
+
+    def __call__(self, shape: Shape, options: dict[str, Any]) -> GraphModel:
+        """Build the model; ``options`` is the builder's to change."""
+        return self.build(shape, options)
+
+
+_LARGEST_OPTIONS = {
+    name: Limits(1, high)
+    for high, names in (
+        (1000, ("layers", "levels")),
+        (10**4, ("steps", "level_steps", "training_steps")),
+        (4096, ("hidden", "edge_hidden", "state_width", "message_width", "channels", "width")),
+        (10**6, ("max_nodes",)),
+        (math.inf, ("norm_order",)),
+    )
+    for name in names
+}
+"""Sizes an option may ask for; what a constructor builds in a loop is bounded tightly."""
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """One model: how to build it, which options it takes, and its line of the architecture table."""
 
     name: str
     title: str  # as printed in tables
     family: str  # configurations of one family compete for one row of the compact table
-    build: Callable[[Shape, dict[str, Any]], GraphModel]
+    build: Builder
     options: Mapping[str, Any] = field(default_factory=dict)  # every option with its default; others are errors
     grid: tuple[Mapping[str, Any], ...] = ({},)  # the configurations of the paper's full table
     propagation: str = ""
@@ -79,31 +108,37 @@ class ModelSpec:
     printed_parameters: Mapping[str, int] = field(default_factory=dict)  # the paper's count; keys: value of ``maps``, or ""
     in_paper: bool = True
 
+    @cached_property
+    def types(self) -> dict[str, OptionType]:
+        """The values every option takes, from the constructor's annotations."""
+        return option_types(self.build.constructor.__init__, self.options, _LARGEST_OPTIONS)
+
 
 _SHIFTS = tuple({"shift": shift} for shift in (1.2, 1.3, 1.4, 1.6))
 _SHEAF_OPTIONS = {"shift": 1.3, "norm_order": 2.0, "gradient": "unrolled"}
 
 
-def _stalked(model: Callable[..., GraphModel], *, steps: bool = False, edges: bool = False, **fixed: Any) -> Any:
+def _stalked(model: type[GraphModel], *, steps: bool = False, edges: bool = False, **fixed: Any) -> Builder:
     """A builder for models sized by (d, q): stalks or heads."""
 
     def build(shape: Shape, options: dict[str, Any]) -> GraphModel:
         sizes: dict[str, Any] = {"steps": shape.steps} if steps else {}
         if edges and options.pop("edge_features", True):
             sizes["edge_dim"] = shape.edge_dim
-        return model(shape.in_channels, shape.out_channels, shape.stalk_dim, shape.channels, **sizes, **{**options, **fixed})
+        sizes |= {**options, **fixed}
+        return model(shape.in_channels, shape.out_channels, shape.stalk_dim, shape.channels, **sizes)  # type: ignore[call-arg]
 
-    return build
+    return Builder(model, build)
 
 
-def _wide(model: Callable[..., GraphModel], *, steps: str | None = None) -> Any:
+def _wide(model: type[GraphModel], *, steps: str | None = None) -> Builder:
     """A builder for models sized by c alone; ``steps`` names the argument that takes K, if there is one."""
 
     def build(shape: Shape, options: dict[str, Any]) -> GraphModel:
-        sizes = {steps: shape.steps} if steps else {}
-        return model(shape.in_channels, shape.out_channels, shape.width, **sizes, **options)
+        sizes = {**({steps: shape.steps} if steps else {}), **options}
+        return model(shape.in_channels, shape.out_channels, shape.width, **sizes)  # type: ignore[call-arg]
 
-    return build
+    return Builder(model, build)
 
 
 def _energy(shape: Shape, options: dict[str, Any]) -> EnergyGNN:
@@ -186,7 +221,7 @@ _SPECS = (
         "energygnn",
         "EnergyGNN",
         "energygnn",
-        _energy,
+        Builder(EnergyGNN, _energy),
         {
             "state_width": 7,
             "hidden": 4,
@@ -282,7 +317,7 @@ _SPECS = (
         "sheaf-cascade",
         "Sheaf Cascade",
         "sheaf-cascade",
-        _cascade,
+        Builder(SheafCascade, _cascade),
         {
             "levels": 8,
             "level_steps": 8,
@@ -375,15 +410,21 @@ MODELS: dict[str, ModelSpec] = {spec.name: spec for spec in _SPECS}
 def model_spec(name: str) -> ModelSpec:
     """Look a model up by name."""
     if name not in MODELS:
-        raise InputError(f"unknown model {name!r}: choose one of {', '.join(sorted(MODELS))}")
+        raise unknown_name("there is no model", name, MODELS)
     return MODELS[name]
 
 
 def build_model(name: str, shape: Shape, **options: Any) -> GraphModel:
-    """Build a model with its default options, some of them replaced. Unknown options are errors."""
+    """Build a model with its default options, some of them replaced.
+
+    Unknown options, values of a wrong type and values the model does not take are an
+    :class:`~sheafdeq.errors.OptionError`.
+    """
     spec = model_spec(name)
-    unknown = sorted(set(options) - set(spec.options))
-    if unknown:
-        known = ", ".join(sorted(spec.options)) or "none"
-        raise InputError(f"model {name!r} has no option {', '.join(map(repr, unknown))}; it takes: {known}")
-    return spec.build(shape, {**spec.options, **options})
+    check_options(options, spec.types, f"model {name!r}")
+    try:
+        return spec.build(shape, {**spec.options, **options})
+    except OptionError:
+        raise
+    except InputError as error:
+        raise OptionError(f"model {name!r}: {error}") from error

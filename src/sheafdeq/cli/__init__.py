@@ -1,7 +1,8 @@
 """The command line. Every module in this folder that defines ``configure`` is one command.
 
-Exit codes: 0 the work was done; 1 it failed (did not converge, a file was corrupt, ...); 2 the command line
-itself was wrong. A user's mistake never prints a traceback; set ``SHEAFDEQ_DEBUG=1`` to see one.
+Exit codes: 0 the work was done; 1 it failed (did not converge, a file was corrupt, the disk is full, ...); 2 the command
+line itself was wrong. Nothing prints a traceback: every failure is one line. Set ``SHEAFDEQ_DEBUG=1`` to see where it
+came from.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ import sys
 from collections.abc import Sequence
 
 import sheafdeq
+from sheafdeq.cli.arguments import Parser, printable
 from sheafdeq.errors import SheafDEQError, UsageError
 
 __all__ = ["build_parser", "main"]
 
+DEBUG_VARIABLE = "SHEAFDEQ_DEBUG"
+
 
 def build_parser() -> argparse.ArgumentParser:
     """The complete parser, one sub-parser for each command module."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="sheafdeq",
         description="Graph neural networks that settle: train, examine, certify and run them asynchronously.",
     )
@@ -37,29 +41,57 @@ def build_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     parser = build_parser()
+    _complete(parser)
     options = parser.parse_args(arguments)
     if getattr(options, "run", None) is None:
         parser.print_help()
         return 2
     try:
         return int(options.run(options) or 0)
-    except UsageError as error:
-        return _report(error, 2)
-    except (SheafDEQError, FileNotFoundError, PermissionError) as error:
-        return _report(error, 1)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 1
     except BrokenPipeError:  # the reader (head, less) went away: not our failure
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - lives until the process ends
         return 0
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 1
+    except Exception as error:
+        return report(error)
 
 
-def _report(error: Exception, code: int) -> int:
-    if os.environ.get("SHEAFDEQ_DEBUG"):
+def report(error: Exception) -> int:
+    """Name an error in one line and return the exit code; with ``SHEAFDEQ_DEBUG`` raise it again."""
+    if os.environ.get(DEBUG_VARIABLE):
         raise error
-    print(f"sheafdeq: {error}", file=sys.stderr)
-    return code
+    print(f"sheafdeq: {printable(describe(error))}", file=sys.stderr)
+    return 2 if isinstance(error, UsageError) else 1
+
+
+def describe(error: Exception) -> str:
+    """What happened, in words: the package's own errors say it themselves."""
+    hint = f"set {DEBUG_VARIABLE}=1 to see where"
+    if isinstance(error, SheafDEQError):
+        return str(error)
+    if isinstance(error, OSError):
+        name = "" if error.filename is None else f"{os.fspath(error.filename)!s}: "
+        return f"{name}{error.strerror or str(error) or type(error).__name__}"
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        return f"not enough memory ({' '.join(str(error).split())[:200] or 'no details'}): choose smaller sizes"
+    if isinstance(error, RecursionError):
+        return f"something in the input nests too deeply ({hint})"
+    if isinstance(error, ImportError):
+        return f"a package is missing: {error} ({hint})"
+    text = " ".join(str(error).split())
+    return f"unexpected {type(error).__name__}: {text[:500]} (a defect of sheafdeq: please report it; {hint})"
+
+
+def _complete(parser: argparse.ArgumentParser) -> None:
+    """Answer the shell's completion, if it is asking and ``argcomplete`` (extra ``completion``) is there."""
+    if "_ARGCOMPLETE" in os.environ:
+        try:
+            import argcomplete
+        except ImportError:
+            return
+        argcomplete.autocomplete(parser)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from importlib import resources
 from typing import Any
 
@@ -16,7 +16,8 @@ from sheafdeq.data.community import community
 from sheafdeq.data.coordinates import coordinates
 from sheafdeq.data.task import Task
 from sheafdeq.data.terrain import mnist_terrain, mnist_terrain_standin
-from sheafdeq.errors import InputError
+from sheafdeq.errors import InputError, OptionError
+from sheafdeq.options import SEED, Limits, OptionType, check_options, option_types, unknown_name
 
 __all__ = ["Entry", "entries", "load_task", "recorded_digests", "task_names"]
 
@@ -34,6 +35,13 @@ class Entry:
     summary: str
     build: Callable[..., Task]
     files: bool = False  # needs files from the data root
+    work: Callable[[Mapping[str, Any]], float] | None = None  # numbers a generator would hold, from its options
+
+    @cached_property
+    def types(self) -> dict[str, OptionType]:
+        """The values every option takes, from the builder's annotations."""
+        builder = self.build.func if isinstance(self.build, partial) else self.build
+        return option_types(builder, self.options, _LIMITS)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -46,6 +54,15 @@ class Entry:
 
 
 GENERATED = "none needed (generated)"
+_LIMITS = {
+    "seed": SEED,
+    "mask_seed": SEED,
+    "train_seeds": SEED,
+    "test_seeds": SEED,
+    "k": Limits(1, 1000),
+    **{name: Limits(1, 10**6) for name in ("nodes", "chains", "length", "graphs", "images", "pixels")},
+}
+_LARGEST_WORK = 2**28
 
 _ENTRIES: dict[str, Entry] = {
     entry.name: entry
@@ -53,18 +70,22 @@ _ENTRIES: dict[str, Entry] = {
         Entry(
             "community", "node classification", 13_500, 130_780, 9, GENERATED,
             "three communities, levels 0 (separate) to 10 (every edge crosses)", community,
+            work=lambda o: o["nodes"] * (o["k"] + 8) * (len(o["train_seeds"]) + len(o["test_seeds"])),
         ),
         Entry(
             "counting", "node regression", 1_275, 2_450, 50, GENERATED,
             "chains of 1 to 50 nodes, each node tells the length of its chain", counting,
+            work=lambda o: 4 * o["chains"] ** (3 if o["features"] == "one-hot" else 2),
         ),
         Entry(
             "sums", "node regression", 100_000, 196_000, 2_000, GENERATED,
             "chains of 50 random bits, each node tells the sum over its chain", sums,
+            work=lambda o: 8 * o["chains"] * o["length"],
         ),
         Entry(
             "coordinates", "localisation", 30_000, 221_818, 1_500, GENERATED,
             "positions in the square from the distances to six neighbours", coordinates,
+            work=lambda o: o["graphs"] * o["nodes"] * max(o["nodes"], o["k"] + 8),
         ),
         Entry(
             "mnist-terrain", "node classification", 147_800, 565_838, 14_780, "none stated (MNIST database)",
@@ -73,6 +94,7 @@ _ENTRIES: dict[str, Entry] = {
         Entry(
             "mnist-terrain-standin", "node classification", 600, 2_276, 60, GENERATED,
             "rings and bars in place of MNIST, for tests and demonstrations", mnist_terrain_standin,
+            work=lambda o: o["images"] * max(1024, o["pixels"] ** 2),
         ),
         *(
             Entry(
@@ -125,15 +147,24 @@ def load_task(
     from the network unless ``download`` is true. Generated tasks read no files.
     """
     if name not in _ENTRIES:
-        raise InputError(f"there is no task {name!r}; tasks are {', '.join(_ENTRIES)}")
+        raise unknown_name("there is no task", name, _ENTRIES)
     entry = _ENTRIES[name]
     for key, value in (("level", level), ("split", split)):
         if value is not None:
             options[key] = value
-    known = entry.options
-    unknown = sorted(set(options) - set(known))
-    if unknown:
-        raise InputError(f"task {name!r} has no option {', '.join(unknown)}; its options are {', '.join(known)}")
+    check_options(options, entry.types, f"task {name!r}")
+    if entry.work is not None:
+        work = entry.work({**entry.options, **options})
+        if work > _LARGEST_WORK:
+            raise OptionError(
+                f"task {name!r} of this size would hold about {work:,.0f} numbers, more than {_LARGEST_WORK:,}: "
+                "choose smaller sizes"
+            )
     if entry.files:
         options.update(root=root, download=download)
-    return entry.build(**options)
+    try:
+        return entry.build(**options)
+    except OptionError:
+        raise
+    except InputError as error:  # generators and splits refuse what their options ask for
+        raise OptionError(f"task {name!r}: {error}") from error

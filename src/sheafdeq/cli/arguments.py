@@ -1,0 +1,133 @@
+"""The words of a command line: parsers that answer in one line, and typed values.
+
+A wrong word is one line on standard error and exit code 2. Names that do not exist are answered with the nearest ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from sheafdeq.options import SEED, suggestion
+
+__all__ = ["Parser", "folder", "fraction", "names_of", "new_folder", "number", "seed", "whole"]
+
+
+class Parser(argparse.ArgumentParser):
+    """An ``ArgumentParser`` whose complaints are one line with a suggestion."""
+
+    def error(self, message: str) -> NoReturn:
+        """One line, exit code 2."""
+        text = " ".join(message.split())
+        self.exit(2, f"{self.prog}: {printable(text)} (see {self.prog} --help)\n")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Words left over are refused where they were written, by the command that knows its own options."""
+        namespace, rest = super().parse_known_args(args, namespace)
+        if rest:
+            known = [word for action in self._actions for word in action.option_strings]
+            hints = [suggestion(word.split("=")[0], known) for word in rest if word.startswith("-")]
+            self.error(f"unrecognized arguments: {' '.join(rest)}{''.join(hints[:1])}")
+        return namespace, rest
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            raise argparse.ArgumentError(action, f"there is no {value!r}{suggestion(value, known)}. Choose from: {', '.join(known)}")
+
+
+def printable(text: str) -> str:
+    """Control characters escaped, so that a message cannot write to the terminal what it likes."""
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+# ---------------------------------------------------------------------- values
+
+
+def whole(low: int = 1, high: int = 10**9) -> Callable[[str], int]:
+    """A whole number within limits."""
+
+    def convert(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = None
+        if value is None or not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"must be a whole number from {low:,} to {high:,}, got {text[:40]!r}")
+        return value
+
+    return convert
+
+
+def number(low: float = -math.inf, high: float = math.inf, *, above: bool = False) -> Callable[[str], float]:
+    """A finite number within limits; ``above`` leaves the lower limit itself out."""
+
+    def convert(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value) or not low <= value <= high or (above and value == low):
+            bounds = [f"above {low:g}" if above else f"of at least {low:g}"] if low > -math.inf else []
+            bounds += [f"at most {high:g}"] if high < math.inf else []
+            raise argparse.ArgumentTypeError(f"must be a finite number {', '.join(bounds)}".rstrip() + f", got {text[:40]!r}")
+        return value
+
+    return convert
+
+
+fraction = number(0.0, 1.0)
+"""A share or a probability, 0 to 1."""
+
+
+def seed(text: str) -> int:
+    """What a random generator takes."""
+    return whole(int(SEED.low), int(SEED.high))(text)
+
+
+def folder(text: str) -> str:
+    """A folder that is there."""
+    if not _is_folder(text):
+        raise argparse.ArgumentTypeError(f"{text[:200]!r} is not a folder" + ("" if _exists(text) else ": there is nothing of that name"))
+    return text
+
+
+def new_folder(text: str) -> str:
+    """A folder to write into: there already, or one that can be made."""
+    for place in [Path(text), *Path(text).parents]:
+        if _exists(str(place)):
+            if not _is_folder(str(place)):
+                raise argparse.ArgumentTypeError(f"{str(place)[:200]!r} is a file, a folder is needed")
+            break
+    return text
+
+
+def _exists(text: str) -> bool:
+    try:
+        os.stat(text)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} cannot be used as a path ({reason})") from error
+    return True
+
+
+def _is_folder(text: str) -> bool:
+    return _exists(text) and Path(text).is_dir()
+
+
+# ---------------------------------------------------------------------- completion
+
+
+def names_of(load: Callable[[], Iterable[str]]) -> Callable[..., Sequence[str]]:
+    """A completer for the shell that loads its names only when a key is pressed."""
+
+    def complete(prefix: str = "", **_: Any) -> Sequence[str]:
+        return [name for name in load() if name.startswith(prefix)]
+
+    return complete
