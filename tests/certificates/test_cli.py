@@ -89,7 +89,7 @@ def test_a_witness_is_on_disk_before_the_verdict_that_needs_it(tmp_path, monkeyp
 
     import sheafdeq.cli.subject
     from sheafdeq.certificates import Certificate, Level, Verdict, Witness
-    from sheafdeq.cli.certify import SCHEMA, _finished, _write, rules_digest, witness_path
+    from sheafdeq.cli.certify import SCHEMA, _finished, _write, witness_path
 
     state = torch.ones(2, 2, dtype=torch.float64)
     witness = Witness(state, 2 * state, (1e-15, 1e-15), 0.69, True, "Krawczyk test")
@@ -99,7 +99,7 @@ def test_a_witness_is_on_disk_before_the_verdict_that_needs_it(tmp_path, monkeyp
         split, graph, effort, seed = "test", "0", "quick", 0
 
     def payload():
-        facts = {"schema": SCHEMA, "code": rules_digest(), "part": "test[0]", "starts_seed": 0, "run": "r", "effort": "quick"}
+        facts = {"schema": SCHEMA, "part": "test[0]", "starts_seed": 0, "run": "r", "effort": "quick"}
         return {**facts, "certificate": certificate.to_json()}
 
     def killed(*arguments):
@@ -144,3 +144,34 @@ def test_a_run_that_fails_does_not_cost_the_others(store, capsys, monkeypatch):
     out = capsys.readouterr().out
     assert "1 checkpoints" in out
     assert "out of memory" in out
+
+
+def test_certificates_are_named_by_the_rule_and_the_model_behind_them(monkeypatch, tmp_path):
+    import importlib
+    import sys
+
+    from sheafdeq.cli.certify import certificate_code
+    from sheafdeq.identity.definitions import Definitions
+    from sheafdeq.identity.sources import Definition, Sources
+    from sheafdeq.models import APPNP, IGNN
+
+    models = [IGNN(2, 2, 4), APPNP(2, 2, 4)]
+    assert len({certificate_code(model) for model in models}) == 2
+    assert certificate_code(models[0]) == certificate_code(IGNN(2, 2, 4))
+    # The rule of one model does not reach the rules of the others.
+    sources = Sources()
+    reached = Definitions(sources).reached(sources.meanings(sources.module("sheafdeq.certificates"), "certify"))
+    modules = {key.module for key in reached if isinstance(key, Definition)}
+    assert "sheafdeq.certificates.certificate" in modules
+    assert not any(name.startswith("sheafdeq.models.") for name in modules if "ignn" in name or "cascade" in name)
+    # Editing a user's model makes another certificate.
+    path = tmp_path / "own_model.py"
+    path.write_text("from sheafdeq.models import IGNN\n\nclass Own(IGNN):\n    factor = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        own = importlib.import_module("own_model").Own(2, 2, 4)
+        before = certificate_code(own)
+        path.write_text("from sheafdeq.models import IGNN\n\nclass Own(IGNN):\n    factor = 12\n")
+        assert certificate_code(own) not in (before, certificate_code(models[0]))
+    finally:
+        sys.modules.pop("own_model", None)

@@ -13,8 +13,6 @@ SCHEMA = "sheafdeq.certificate/2"
 """Version 1 called two states with small residuals *refuted*; from version 2 on that verdict needs a proof."""
 EARLIER = "sheafdeq.certificate/1"
 TABLE = "certificates.md"
-AUDITS = ("adversary.py", "audit.py", "contradiction.py", "draws.py", "solve_audit.py")
-"""Sources that examine certificates and issue none: they do not enter the digest."""
 COLUMNS = (
     "model", "task", "seed", "run", "verdict", "rate", "metric", "Perron root of |J|, upper bound", "spectral radius", "residual",
     "seconds",
@@ -84,7 +82,7 @@ def _one(name: str, options: Any) -> tuple[dict[str, Any], Any]:
         **facts,
         "effort": options.effort,
         "starts_seed": options.seed,
-        "code": rules_digest(),
+        "code": certificate_code(model),
         "certificate": certificate.to_json(),
     }
     if options.out:
@@ -172,20 +170,12 @@ def witness_path(record: Path) -> Path:
     return record.with_suffix(".witness.safetensors")
 
 
-def rules_digest() -> str:
-    """SHA-256 of the sources that issue certificates (the run's id fixes weights, task and the code that trained it)."""
-    import hashlib
+def certificate_code(model: Any) -> str:
+    """Digest of the code behind a certificate: the examination, the model's rule, the model (:mod:`sheafdeq.identity`)."""
+    from sheafdeq.certificates import certify, rule_for
+    from sheafdeq.identity import code_identity, model_roles
 
-    import sheafdeq
-
-    hasher = hashlib.sha256()
-    root = Path(sheafdeq.__file__).parent
-    for folder in ("certificates", "theory"):
-        for path in sorted((root / folder).glob("*.py")):
-            if path.name in AUDITS:
-                continue
-            hasher.update(f"{folder}/{path.name}\n".encode() + path.read_bytes())
-    return hasher.hexdigest()
+    return code_identity({**model_roles(model), "certificate": [certify, rule_for(type(model))]}).digest
 
 
 def _table(options: Any) -> int:
@@ -194,6 +184,7 @@ def _table(options: Any) -> int:
     A record is written as soon as its run is done, and one of the same run, sources and options is not computed again.
     """
     from sheafdeq.records import RECORD_FILE
+    from sheafdeq.training.checkpoint import load_model
 
     root = Path(options.all)
     if not root.is_dir():
@@ -208,6 +199,8 @@ def _table(options: Any) -> int:
         if any(part.startswith(".") for part in folder.relative_to(root).parts):
             continue
         try:
+            if folder.name in known and known[folder.name]["code"] != certificate_code(load_model(folder)):
+                del known[folder.name]  # of other sources
             payload = known.get(folder.name) or _one(str(folder), options)[0]
         except InputError as error:  # feed-forward: nothing to certify
             skipped.append(str(error))
@@ -245,14 +238,14 @@ def _table(options: Any) -> int:
 
 
 def _finished(folder: Path, options: Any) -> dict[str, dict[str, Any]]:
-    """Run id -> certificate record of the same sources and options, and no less effort; altered records are made again."""
+    """Run id -> certificate record of the same options, and no less effort; altered records are made again."""
     from sheafdeq.certificates import EFFORTS
     from sheafdeq.errors import RecordError
     from sheafdeq.records import read_sealed
 
     part = options.split if options.graph == "all" else f"{options.split}[{options.graph}]"
     enough = list(EFFORTS)[list(EFFORTS).index(options.effort) :]  # in ascending order: a greater effort will do
-    wanted = {"schema": SCHEMA, "code": rules_digest(), "part": part, "starts_seed": options.seed}
+    wanted = {"schema": SCHEMA, "part": part, "starts_seed": options.seed}
     found = {}
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
         try:
