@@ -114,9 +114,10 @@ def use_rule(kind: type, function: Rule, *, free: Iterable[str] = ()) -> None:
 
 
 def _registered(kind: type) -> _Registered | None:
-    from sheafdeq.certificates import contraction  # the rules register themselves through this module
+    from sheafdeq.certificates import contraction, relay  # the rules register themselves through this module
 
     assert contraction.__name__
+    assert relay.__name__
     return next((_RULES[base] for base in kind.__mro__ if base in _RULES), None)
 
 
