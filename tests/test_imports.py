@@ -35,6 +35,9 @@ ALLOWED = {
         "models", "identity",
     },
     "report": {"records", "regular_file", "options", "errors"},
+    "explorer": {
+        "data", "recurrence", "solvers", "equilibrium", "distances", "diagnostics", "asynchronous", "report", "errors",
+    },
     "fuzzing": {
         "data", "equilibrium", "registry", "records", "regular_file", "options", "models", "kernels", "training", "report", "cli", "errors",
     },

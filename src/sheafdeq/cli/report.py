@@ -29,6 +29,15 @@ def configure(commands: Any) -> None:
         action="append",
         help="more folders with diagnostic, asynchronous and certificate records (default: results, if there is one)",
     )
+    parser.add_argument(
+        "--explore",
+        metavar="RUN",
+        action="append",
+        default=[],
+        help="also make the explorer page of this run directory (may be repeated; RUN,RUN puts two side by side)",
+    )
+    parser.add_argument("--iterations", type=int, default=200, help="of the explorer pages (default 200)")
+    parser.add_argument("--schedule", default="5,2", metavar="S,TAU", help="of the explorer pages (default 5,2)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
@@ -49,6 +58,8 @@ def run(options: Any) -> int:
     collection = collect(options.runs, studies)
     if not collection.runs and not collection.damaged:
         raise InputError(f"no run records below {', '.join(options.runs)}: make one with `sheafdeq train --out runs`")
+    for names in options.explore:
+        _explore(names, Path(options.out), options)
     parameters = parameter_table(parameter_counts())
     site = build_site(
         collection,
@@ -67,3 +78,18 @@ def run(options: Any) -> int:
     for damage in site.damaged:
         print(f"sheafdeq: left out {damage.file}: {damage.reason}", file=sys.stderr)
     return 1 if site.damaged else 0
+
+
+def _explore(names: str, out: Path, options: Any) -> None:
+    """The explorer page of a run (or of two on one graph), inside the report and filed under the first."""
+    from sheafdeq.cli.explore import schedule_from, write_explorer
+    from sheafdeq.cli.subject import load_subject
+    from sheafdeq.report.site import prepare_folder
+    from sheafdeq.report.site.build import page_name
+
+    subjects = [load_subject(Path(name), "test", "0") for name in names.split(",")]
+    name = page_name(subjects[0].record.id)
+    prepare_folder(out)
+    page = out / "explore" / f"{name}.html"
+    schedule = schedule_from(options.schedule)
+    write_explorer(subjects, page, iterations=options.iterations, schedule=schedule, back=f"../runs/{name}.html")

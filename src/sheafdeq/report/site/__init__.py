@@ -7,7 +7,7 @@ Text from records reaches a page only through autoescaped templates or as JSON t
 content security policy forbids inline scripts and every foreign host. Needs Jinja2 (``pip install sheafdeq[report]``).
 """
 
-from sheafdeq.report.site.build import Site, build_site
+from sheafdeq.report.site.build import Site, build_site, prepare_folder
 from sheafdeq.report.site.collect import Collection, Damage, StoredRun, Study, collect
 
-__all__ = ["Collection", "Damage", "Site", "StoredRun", "Study", "build_site", "collect"]
+__all__ = ["Collection", "Damage", "Site", "StoredRun", "Study", "build_site", "collect", "prepare_folder"]

@@ -34,7 +34,7 @@ from sheafdeq.report.tables import Cell, Select, Table
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-__all__ = ["ASSETS", "MARKER", "POLICY", "Site", "build_site", "environment", "page_name", "script_json"]
+__all__ = ["ASSETS", "MARKER", "POLICY", "Site", "build_site", "environment", "page_name", "prepare_folder", "script_json"]
 
 ASSETS = ("site.css", "site.js", "chart.js", "compare.js", "run.js")
 FIRST_ROWS = 200
@@ -112,7 +112,7 @@ def build_site(
     show the same numbers. ``configuration`` gives a record's configuration as today's ``sheafdeq train`` reads it. Explorer
     pages that stand in ``out/explore`` are linked.
     """
-    folder = _prepared(Path(out))
+    folder = prepare_folder(out)
     made = environment()
     damaged = list(collection.damaged)
     runs: list[_Run] = []
@@ -155,7 +155,6 @@ def build_site(
     )
     _write(folder / "index.html", overview)
     _write(folder / "compare.html", made.get_template("compare.html").render(root="", title="Compare"))
-    _write(folder / MARKER, "made by `sheafdeq report`; may be made again\n")
     return Site(folder, len(runs), files + 4 + len(ASSETS), tuple(damaged))
 
 
@@ -168,8 +167,9 @@ def _toml(record: RunRecord, configuration: Configuration) -> str:
         return "".join(f"# {line}\n" for line in lines) + toml_of(record.config)
 
 
-def _prepared(folder: Path) -> Path:
-    """An empty folder, or one of ours with the pages of last time removed."""
+def prepare_folder(out: str | Path) -> Path:
+    """An empty folder marked as ours, or one of ours with the pages of last time removed; anything else is refused."""
+    folder = Path(out)
     if folder.exists():
         if not folder.is_dir():
             raise InputError(f"{folder}: a file of this name exists; give another folder by --out")
@@ -179,6 +179,7 @@ def _prepared(folder: Path) -> Path:
             shutil.rmtree(folder / name, ignore_errors=True)
     for name in ("runs", "data", "configs"):
         (folder / name).mkdir(parents=True)
+    _write(folder / MARKER, "made by `sheafdeq report`; may be made again\n")
     return folder
 
 

@@ -94,6 +94,14 @@ const sheafdeqChart = (() => {
     spec.series.forEach((series, place) => {
       if (!hidden.has(place)) picture.append(svg("path", { class: "curve", d: path(series, x, y), stroke: ink(series.colour), "stroke-dasharray": series.dash || "none" }));
     });
+    const now = svg("line", { class: "now", x1: -9, x2: -9, y1: TOP, y2: HEIGHT - BOTTOM });
+    picture.append(now);
+    figure.moveTo = place => { // a mark that follows a film
+      figure.now = place;
+      now.setAttribute("x1", x.at(place));
+      now.setAttribute("x2", x.at(place));
+    };
+    if (figure.now !== undefined) figure.moveTo(figure.now);
     const cursor = svg("line", { class: "cursor", x1: -9, x2: -9, y1: TOP, y2: HEIGHT - BOTTOM });
     picture.append(cursor);
     const readout = figure.querySelector(".readout");

@@ -1,0 +1,111 @@
+"""``sheafdeq explore``: watch a trained model iterate on its graph, in the browser."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sheafdeq.errors import UsageError
+
+if TYPE_CHECKING:
+    from sheafdeq.asynchronous import Schedule
+    from sheafdeq.cli.subject import Subject
+    from sheafdeq.data import Split, Task
+    from sheafdeq.explorer import Scene
+
+
+def configure(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "explore",
+        help="make a page on which a trained model iterates before your eyes",
+        description="One page, opened from disk: the graph coloured by class, prediction, residual or disagreement, a slider over the "
+        "iterations, two models or two starts or fresh and late messages side by side, and every node's state, neighbours and maps.",
+    )
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="one run directory, or two on the same graph")
+    parser.add_argument("--graph", default="0", help="number of one graph of the split, or 'all' (default 0)")
+    parser.add_argument("--split", choices=["train", "validation", "test"], default="test", help="default test")
+    parser.add_argument("--iterations", type=int, default=200, help="default 200")
+    parser.add_argument("--scale", type=float, default=10.0, help="scale of the random start (default 10)")
+    parser.add_argument("--schedule", default="5,2", metavar="S,TAU", help="update window and largest delay (default 5,2)")
+    parser.add_argument("--seed", type=int, default=0, help="of the schedule (default 0)")
+    parser.add_argument("--megabytes", type=float, default=4.9, help="largest page (default 4.9)")
+    parser.add_argument("--out", metavar="FILE", help="default explore-RUN.html")
+    parser.set_defaults(run=run)
+
+
+def run(options: Any) -> int:
+    """Film, write, say where."""
+    from sheafdeq.cli.subject import load_subject
+
+    start = time.monotonic()
+    subjects = [load_subject(Path(name), options.split, options.graph) for name in options.runs]
+    out = Path(options.out or f"explore-{subjects[0].record.id[:8]}.html")
+    path = write_explorer(
+        subjects,
+        out,
+        iterations=options.iterations,
+        scale=options.scale,
+        schedule=schedule_from(options.schedule, options.seed),
+        limit=int(1e6 * options.megabytes),
+    )
+    print(f"{path.stat().st_size / 1e6:.1f} MB in {time.monotonic() - start:.0f} s: open {path}")
+    return 0
+
+
+def schedule_from(text: str, seed: int = 0) -> Schedule:
+    """``"5,2"`` as a schedule."""
+    from sheafdeq.asynchronous import Schedule
+
+    window, separator, delay = text.partition(",")
+    if not separator or not window.strip().isdecimal() or not delay.strip().isdecimal():
+        raise UsageError(f"--schedule must be WINDOW,DELAY such as 5,2, got {text!r}")
+    return Schedule(int(window), int(delay), seed=seed)
+
+
+def write_explorer(
+    subjects: Sequence[Subject],
+    out: Path,
+    *,
+    iterations: int = 200,
+    scale: float = 10.0,
+    schedule: Schedule | None = None,
+    back: str = "",
+    limit: int = 4_900_000,
+) -> Path:
+    """The explorer page of one or two runs on one graph."""
+    import torch
+
+    from sheafdeq.equilibrium import EquilibriumModel
+    from sheafdeq.explorer import Actor, explore
+
+    first = subjects[0].split.graph
+    for subject in subjects[1:]:
+        other = subject.split.graph
+        if not (torch.equal(first.source, other.source) and torch.equal(first.target, other.target)):
+            raise UsageError(f"{subject.path}: not on the graph of {subjects[0].path}; give runs of one task and level")
+    actors = []
+    for subject in subjects:
+        assert isinstance(subject.model, EquilibriumModel)
+        title = f"{subject.record.model.title} {subject.record.id[:8]}"
+        actors.append(Actor(title, subject.model, subject.score, subject.exposed))
+    scene = scene_of(subjects[0].task, subjects[0].split, subjects[0].graph_label)
+    return explore(scene, actors, out, iterations=iterations, scale=scale, schedule=schedule, back=back, limit=limit)
+
+
+def scene_of(task: Task, split: Split, label: str) -> Scene:
+    """What is drawn: the graph of a split, with its classes or values where every node has one."""
+    from sheafdeq.data.objective import Classification
+    from sheafdeq.explorer import Scene
+
+    n = split.graph.num_nodes
+    target, classes = None, None
+    if isinstance(task.objective, Classification):
+        classes = task.objective.classes
+        if split.target.shape[0] == n:
+            target = split.target
+    elif split.target.shape[0] == n:
+        target = split.target.reshape(n, -1)[:, 0]
+    return Scene(f"{task.title}, {label} graph", split.graph, target, classes, task.score_name)
