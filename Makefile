@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test lint types pytest test-slow bench clean
+.PHONY: install results demo test lint types pytest test-slow bench clean
 
 install: $(STAMP)
 
@@ -30,6 +30,9 @@ pytest: install
 
 test-slow: install
 	$(BIN)/python -m pytest -n 2 -m slow
+
+results: install  # RESULTS.md, its picture and the README's results section, from the records
+	$(BIN)/sheafdeq tables results --out RESULTS.md --figures docs/figures
 
 bench: install
 	$(BIN)/sheafdeq bench

@@ -28,7 +28,7 @@ def configure(commands: Any) -> None:
         "another task, or on your own graph. A model with a guarantee is solved until it is at rest, the others run as trained.",
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", help="a run directory, or a folder: every run below it")
-    parser.add_argument("--model", metavar="NAME", nargs="+", help="of a folder, only these models")
+    parser.add_argument("--models", "--model", metavar="NAME", nargs="+", dest="model", help="of a folder, only these models")
     parser.add_argument("--task", metavar="NAME", help="another task (default: the run's own)")
     parser.add_argument("--level", type=int, help="another heterophily level")
     parser.add_argument(

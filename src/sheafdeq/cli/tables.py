@@ -11,8 +11,10 @@ from sheafdeq.errors import RecordError, UsageError
 
 if TYPE_CHECKING:
     from sheafdeq.report.collection import Collection
+    from sheafdeq.report.results_page import Evidence
 
-NAMES = ("community", "distributed", "parameters", "staleness", "all")
+RESULTS_COMMAND = "sheafdeq tables results --out RESULTS.md --figures docs/figures"
+NAMES = ("community", "distributed", "parameters", "staleness", "all", "results")
 
 
 def configure(commands: Any) -> None:
@@ -24,7 +26,7 @@ def configure(commands: Any) -> None:
         "each family and column, median [min, max] of the test score over seeds, the paper's number beside it. Missing cells "
         "are shown as missing.",
     )
-    parser.add_argument("table", choices=NAMES, help="'all' shows every record, whatever its task")
+    parser.add_argument("table", choices=NAMES, help="'all' shows every record, whatever its task; 'results' is the page RESULTS.md")
     parser.add_argument("--full", action="store_true", help="every configuration in a row of its own")
     parser.add_argument("--columns", nargs="+", metavar="TITLE", help="only these columns (L7 L10), and rows with a number of ours in them")
     parser.add_argument("--format", choices=["text", "markdown", "latex", "csv", "html"], default="text", help="default text")
@@ -32,6 +34,11 @@ def configure(commands: Any) -> None:
     parser.add_argument(
         "--results", metavar="DIR", action="append", help="folder with records (default results; may be repeated, runs as well)"
     )
+    parser.add_argument("--out", metavar="FILE", help="write to a file; of 'results' also a README.md beside it, between its marks")
+    parser.add_argument(
+        "--explanations", metavar="FILE", help="of 'results': what explains differences (default explanations.toml in --results)"
+    )
+    parser.add_argument("--figures", metavar="DIR", help="of 'results': also draw the community table into this folder")
     parser.set_defaults(run=run)
 
 
@@ -46,6 +53,8 @@ def run(options: argparse.Namespace) -> int:
         for folder in folders:
             if not folder.is_dir():
                 raise UsageError(f"{folder}: no such folder; give the folder with the records by --results DIR")
+        if options.table == "results":
+            return write_results(folders, options)
         if options.table == "staleness":
             table = tables.staleness_table(async_payloads(folders), full=options.full)
         else:
@@ -65,8 +74,57 @@ def run(options: argparse.Namespace) -> int:
                 )  # fmt: skip
     if options.columns:
         table = tables.only_columns(table, options.columns)
-    print(tables.render(table, options.format), end="")
+    text = tables.render(table, options.format)
+    if options.out:
+        Path(options.out).write_text(text, encoding="utf-8")
+    else:
+        print(text, end="")
     return 0
+
+
+def write_results(folders: list[Path], options: argparse.Namespace) -> int:
+    """The page of all results, and the section of the README that comes from it."""
+    from sheafdeq.report.results_page import differences, headlines, results_page, with_section
+
+    evidence = evidence_of(folders, options.explanations)
+    for problem in (*evidence.found.excluded, *evidence.explanations.unsupported):
+        print(f"excluded {problem}", file=sys.stderr)
+    page = results_page(evidence, RESULTS_COMMAND)
+    if options.figures:
+        from sheafdeq.report.figures import read_sources, write_drawings
+        from sheafdeq.report.results_figure import community_figure
+
+        runs = [source for folder in folders for source in read_sources(folder) if source.run is not None]
+        drawing = community_figure(evidence.table("community"), runs)
+        write_drawings([drawing], options.figures, RESULTS_COMMAND)
+    if not options.out:
+        print(page, end="")
+        return 0
+    out = Path(options.out)
+    out.write_text(page, encoding="utf-8")
+    readme = out.with_name("README.md")
+    if readme.is_file():
+        shown = {name: evidence.table(name) for name in ("community", "distributed")}
+        lines = [f"* {line}" for line in headlines(evidence, shown, differences(evidence))]
+        text = readme.read_text(encoding="utf-8")
+        changed = with_section(text, lines)
+        if changed != text:
+            readme.write_text(changed, encoding="utf-8")
+            print(f"wrote the results section of {readme}", file=sys.stderr)
+    return 0
+
+
+def evidence_of(folders: list[Path], explanations: str | None = None) -> Evidence:
+    """Everything the page of results is made of."""
+    from sheafdeq.report.collection import collect
+    from sheafdeq.report.explanations import read_explanations
+    from sheafdeq.report.results_page import Evidence
+    from sheafdeq.training.selection import protocol, select, summarise
+
+    found = collect(folders)
+    path = Path(explanations) if explanations else folders[0] / "explanations.toml"
+    known = read_explanations(path, [record.id for record in found.runs])
+    return Evidence(found, summarise(found.runs), select, known, fresh_scores(found), protocol)
 
 
 def fresh_scores(found: Collection) -> dict[str, float]:

@@ -169,6 +169,8 @@ def paper_table(
     empty = [Cell(form=form, absent="") for form in forms]
     rows: list[Row] = []
     for line, chosen, row, reference in zip(lines, ours, cells, paper_cells, strict=True):
+        if not line.show_paper:  # a row for what was run: nothing is missing from it
+            row = [cell if cell.spread is not None else replace(cell, absent="") for cell in row]
         beside = [_fresh_cell(summary, form, fresh or {}) for summary, form in zip(chosen, forms, strict=True)]
         rows.append(Row(line.title, "ours", tuple(_interleaved(row, places, beside))))
         if metric is None and line.show_paper:
