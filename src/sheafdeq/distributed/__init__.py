@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from sheafdeq.distributed.asynchronous import Pace as Pace
 from sheafdeq.distributed.engine import Engine as Engine
+from sheafdeq.distributed.gradient import Partitioned as Partitioned
 from sheafdeq.distributed.infer import Inference as Inference
 from sheafdeq.distributed.infer import infer as infer
 from sheafdeq.distributed.infer import infer_parts as infer_parts

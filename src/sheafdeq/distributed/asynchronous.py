@@ -184,7 +184,7 @@ def _note(course: _Course, team: Team, part: int, report: Message, solver: Picar
         if course.pending:  # frozen rows are lost with the worker: this epoch is void
             team.journal.event("snapshot abandoned", epoch=course.epoch)
             course.pending, course.measured = False, {}
-    elif report.kind == "resumed":
+    elif report.kind == "resumed" and fields["solve"] == team.solve:
         course.back.discard(part)
         course.rounds[part] = max(fields["round"], 0)
         team.journal.event("resumed", part=part, round=fields["round"])

@@ -21,7 +21,7 @@ from sheafdeq.errors import InputError, WorkerError
 from sheafdeq.solvers import Picard
 from sheafdeq.solvers.iterate import iterate
 
-__all__ = ["checked_solver", "solve_synchronously"]
+__all__ = ["Lost", "StandIn", "checked_solver", "solve_synchronously"]
 
 MOST_SOLVES = 20
 
@@ -35,19 +35,32 @@ def checked_solver(solver: Any) -> Picard:
     return solver
 
 
-class _Lost(Exception):
-    """A worker came back without the state of the present step."""
+class Lost(Exception):
+    """A worker came back without what it had of the present pass, which must begin again."""
 
 
-class _StandIn:
-    """Function, method and distance of the loop, all about residuals of graphs."""
+class StandIn:
+    """Function, method and distance of the loop, all about residuals of graphs.
 
-    def __init__(self, team: Team) -> None:
-        self.team = team
+    ``command`` is what the parts do for one evaluation and ``answer`` what they report. ``tolerant``: steps can be
+    repeated by a worker that came back; otherwise a death raises :class:`Lost`.
+    """
+
+    def __init__(
+        self,
+        team: Team,
+        *,
+        command: str = "evaluate",
+        answer: str = "evaluated",
+        tolerant: bool = True,
+        first: int = 0,
+        **fields: Any,
+    ) -> None:
+        self.team, self.command, self.answer, self.tolerant, self.fields = team, command, answer, tolerant, fields
         self.moved = torch.zeros(team.num_graphs, 1, dtype=team.dtype)
         self.residual = torch.zeros(team.num_graphs, dtype=team.dtype)
         self.metric: Tensor | None = None
-        self.number = -1
+        self.number = first - 1
 
     def start(self, state: Tensor, graph_of_node: Tensor | None, num_graphs: int) -> None:
         """No memory."""
@@ -59,9 +72,8 @@ class _StandIn:
     def function(self, state: Tensor) -> Tensor:
         """Have the map evaluated everywhere; rows of broken graphs are NaN."""
         self.number += 1
-        active = (state > self.moved).squeeze(1)
-        self.moved = state.clone()
-        reports = self._everyone("evaluate", "evaluated", active)
+        active = self.unsettled(state)
+        reports = self._everyone(self.command, self.answer, active)
         self.residual = torch.stack([report.tensors["residual"] for report in reports]).amax(0)
         broken = torch.stack([report.tensors["broken"] for report in reports]).any(0)
         if "metric" in reports[0].tensors:
@@ -77,28 +89,44 @@ class _StandIn:
     def settle(self, state: Tensor, what: tuple[str, ...]) -> dict[str, Tensor]:
         """Take over the last proposals and fetch: now the parts hold the state the loop returned."""
         self.number += 1
+        reports = self._everyone("settle", "fetched", self.unsettled(state), Message("fetch", {"what": list(what)}))
+        return self.team.assemble(dict(enumerate(reports)), what)
+
+    def unsettled(self, state: Tensor) -> Tensor:
+        """(graphs,) which proposals the parts have yet to take over."""
         active = (state > self.moved).squeeze(1)
         self.moved = state.clone()
-        reports = self._everyone("settle", "fetched", active, Message("fetch", {"what": list(what)}))
+        return active
+
+    def attach(self, what: tuple[str, ...]) -> dict[str, Tensor]:
+        """One recorded step at the equilibrium, for implicit gradients."""
+        self.number += 1
+        nobody = torch.zeros(self.team.num_graphs, dtype=torch.bool)
+        reports = self._everyone("attach", "fetched", nobody, Message("fetch", {"what": list(what)}))
         return self.team.assemble(dict(enumerate(reports)), what)
 
     def _everyone(self, command: str, answer: str, active: Tensor, *then: Message) -> list[Message]:
         team, number = self.team, self.number
-        messages = [Message(command, {"step": number}, {"active": active}), *then]
+        first = Message(command, {"step": number, "number": number, **self.fields}, {"active": active})
+        messages = [first, *then]
         for message in messages:
             team.tell_all(message)
         found: dict[int, Message] = {}
         while len(found) < team.count:
             for part, report in team.listen():
-                if report.kind == answer and report.fields.get("solve") == team.solve:
+                if report.fields.get("solve", team.solve) != team.solve:
+                    continue  # of a solve that was given up
+                if report.kind == answer and report.fields.get("step", number) == number:
                     found[part] = report
                 elif report.kind == "died":
+                    if not self.tolerant:
+                        raise Lost
                     found.pop(part, None)
                 elif report.kind == "resumed":
                     # Its state is that of the last step (or of this one), or the start; anything else is lost.
                     fits = report.fields["image"] and report.fields["round"] in (number - 1, number)
                     if number > 0 and not fits:
-                        raise _Lost
+                        raise Lost
                     for message in messages:
                         team.engine.tell(part, message)
                     team.neighbours_publish(part)
@@ -118,7 +146,7 @@ def solve_synchronously(
         team.prepare(
             damping=solver.damping, undamped=solver.undamped, distance=stopping.distance.name, **preparation
         )
-        stand_in = _StandIn(team)
+        stand_in = StandIn(team)
         judged = replace(stopping, distance=Distance(stopping.distance.name, stand_in.measure))
         try:
             solution = iterate(
@@ -130,7 +158,7 @@ def solve_synchronously(
                 num_graphs=team.num_graphs,
             )
             tensors = stand_in.settle(solution.value, fetch)
-        except _Lost:
+        except Lost:
             team.journal.event("restarted", why="a worker came back without its state")
             continue
         solution.value = torch.empty(0, team.prepared[0]["width"], dtype=team.dtype)

@@ -108,7 +108,7 @@ class Team:
         found: dict[int, Message] = {}
         while len(found) < self.count:
             for part, message in self.listen():
-                if message.kind == kind:
+                if message.kind == kind and message.fields.get("solve", self.solve) == self.solve:
                     found[part] = message
         return [found[part] for part in range(self.count)]
 
@@ -124,10 +124,14 @@ class Team:
         yardstick: Yardstick | None = None,
         rows: list[Tensor] | None = None,
         start: Tensor | None = None,
+        training: bool = False,
+        gradient: str | None = None,
+        seed: int | None = None,
     ) -> None:
         """Begin a solve: everyone computes its context and start.
 
         ``rows[p]``: the nodes of part p in the whole graph, needed to divide ``start`` and the yardstick's weights.
+        ``gradient``: record the pass for an ``unrolled`` or ``implicit`` gradient. ``seed``: of what parts draw while training.
         """
         self.solve += 1
         fields: dict[str, Any] = {
@@ -135,6 +139,9 @@ class Team:
             "damping": damping,
             "undamped": undamped,
             "distance": distance,
+            "training": training,
+            "gradient": gradient,
+            "seed": seed,
             "metric": None if yardstick is None else yardstick.metric,
             "levels": 1 if yardstick is None else yardstick.levels,
         }

@@ -18,10 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sheafdeq.distances import distance_by_name
+from sheafdeq.distances import SUP, distance_by_name
 from sheafdeq.distributed.mail import Kind, Mail
 from sheafdeq.distributed.message import Message
 from sheafdeq.distributed.part import Part
+from sheafdeq.distributed.tape import Piece, Tape
 from sheafdeq.distributed.yardstick import metric_residuals
 from sheafdeq.equilibrium import EquilibriumModel
 from sheafdeq.errors import InputError
@@ -97,6 +98,18 @@ class _Run:
 
 
 @dataclass
+class Adjoint:
+    """A backward pass under way: cotangents of own rows, and the exchange that is awaited."""
+
+    number: int = -1  # of the exchange
+    waiting: str | None = None  # the report that follows it
+    own: Tensor = field(default_factory=lambda: torch.empty(0))  # this part's share, before others' is added
+    state: Tensor = field(default_factory=lambda: torch.empty(0))  # u of the adjoint system, or the running cotangent
+    image: Tensor | None = None
+    level: int = 0  # pieces of the tape still to go through
+
+
+@dataclass
 class _Snapshot:
     epoch: int
     state: Tensor
@@ -127,6 +140,10 @@ class Worker:
         self.last_send = 0.0
         self.waiting_since = 0.0  # of the synchronous step under way
         self.metric: tuple[str, int, Tensor | None] | None = None
+        self.gradient: str | None = None  # unrolled or implicit while a forward pass is recorded
+        self.tape: Tape | None = None
+        self.piece: Piece | None = None  # the last recorded evaluation, until its proposal is taken over or dropped
+        self.adjoint = Adjoint()
         self.solver = Picard(steps=0)
         self.distance = self.solver.distance
 
@@ -149,6 +166,8 @@ class Worker:
                 reports += self._try_snapshot()
             if self.run is not None:
                 reports += self._try_round(self.run)
+            if self.adjoint.waiting is not None:
+                reports += self._try_exchange(self.adjoint)
             if self.fetching is not None and self.stepping is None:
                 reports += self._fetch(self.fetching)
         self._resend()
@@ -173,13 +192,22 @@ class Worker:
     def _on_prepare(self, command: Message) -> list[Message]:
         """Parameters, context and start of a solve; the kept state of this very solve comes back when resuming."""
         fields = command.fields
-        self.model.eval()
+        self.gradient, self.tape = fields.get("gradient"), None
+        self.model.train(bool(fields.get("training", False)))
+        if fields.get("seed") is not None:
+            torch.manual_seed(fields["seed"] + self.part.number)
         with torch.no_grad():
             self._load(command)
             self.model.check(self.part.graph)
-            self.context = self.model.prepare(self.part.graph)
-            start = self.model.initial_state(self.context)
         own = self.part.own
+        if self.gradient is not None:
+            self.tape = Tape(self.model, self.part)
+            self.context = self.tape.context
+            start = torch.cat([self.tape.start.detach(), self.tape.halo_start])
+        else:
+            with torch.no_grad():
+                self.context = self.model.prepare(self.part.graph)
+                start = self.model.initial_state(self.context)
         self.state = start[:own].clone() if "start" not in command.tensors else command.tensors["start"].to(start.dtype)
         if self.state.shape != start[:own].shape:
             raise InputError(f"the start of part {self.part.number} must be {tuple(start[:own].shape)}, got {tuple(self.state.shape)}")
@@ -194,6 +222,7 @@ class Worker:
             Message(
                 "prepared",
                 {
+                    "solve": self.solve,
                     "width": start.shape[1],
                     "dtype": str(start.dtype).removeprefix("torch."),
                     "own": own,
@@ -212,6 +241,7 @@ class Worker:
     def _forget(self, solve: int) -> None:
         self.solve, self.round = solve, 0
         self.image, self.stepping, self.run, self.snapshot, self.fetching = None, None, None, None, None
+        self.piece, self.adjoint = None, Adjoint()
         self.heard = {}
 
     def _on_resume(self, command: Message) -> list[Message]:
@@ -222,7 +252,7 @@ class Worker:
             resumed = self.round = kept[0] % ROUNDS_A_SOLVE
             self.state = kept[1][0].clone()
             self.image = kept[1][1].clone() if len(kept[1]) > 1 else None
-        return [Message("resumed", {"round": resumed, "image": self.image is not None})]
+        return [Message("resumed", {"solve": self.solve, "round": resumed, "image": self.image is not None})]
 
     # ------------------------------------------------------------------ the map on this part
 
@@ -312,11 +342,20 @@ class Worker:
     def _propose(self, active: Tensor) -> None:
         if self.image is None or not bool(active.any()):
             return
-        proposal, _ = self.solver.propose(self.state, self.image, self.round)
-        if bool(active.all()):
-            self.state = proposal.contiguous()
+        if self.piece is not None and self.tape is not None:
+            with torch.enable_grad():
+                self.piece.out = self._moved(self.piece.own, self.piece.out, active)
+            self.tape.pieces.append(self.piece)
+            self.state, self.piece = self.piece.out.detach(), None
         else:
-            self.state = torch.where(active[self.part.graph_of_own].unsqueeze(1), proposal, self.state)
+            self.state = self._moved(self.state, self.image, active)
+
+    def _moved(self, state: Tensor, image: Tensor, active: Tensor) -> Tensor:
+        """The solver's proposal for the graphs that still move."""
+        proposal, _ = self.solver.propose(state, image, self.round)
+        if bool(active.all()):
+            return proposal.contiguous()
+        return torch.where(active[self.part.graph_of_own].unsqueeze(1), proposal, state)
 
     def _try_step(self) -> list[Message]:
         assert self.stepping is not None
@@ -329,10 +368,16 @@ class Worker:
         self.stepping = None
         if not evaluate:
             return [Message("settled", self._facts())]
-        self.image = self._step(self.state, self.halo)
+        if self.gradient == "unrolled":
+            assert self.tape is not None
+            self.piece = self.tape.step(self.state, self.halo)
+            self.image = self.piece.out.detach()
+        else:
+            self.image = self._step(self.state, self.halo)
         self.counters.rounds += 1
         self._note_staleness(number)
-        self.mail.keep(wanted, self.state, self.image)
+        if self.tape is None:  # a recorded pass cannot be taken up again: it begins anew
+            self.mail.keep(wanted, self.state, self.image)
         return [self._judged("evaluated", {"step": number, **self._facts()}, self.image, self.state)]
 
     # ------------------------------------------------------------------ free running
@@ -451,6 +496,98 @@ class Worker:
         self.run, self.snapshot = None, None
         return [Message("halted", self._facts())]
 
+    # ------------------------------------------------------------------ gradients
+
+    def _on_attach(self, command: Message) -> list[Message]:
+        """Implicit gradients: one attached step at the equilibrium; its rows are what is read out."""
+        assert self.tape is not None
+        self.tape.attached = self.tape.step(self.state, self.halo)
+        self.state, self.image = self.tape.attached.out.detach(), None
+        self._begin_step(command.fields["step"], torch.zeros(self.part.num_graphs, dtype=torch.bool), evaluate=False)
+        return []
+
+    def _on_backward(self, command: Message) -> list[Message]:
+        """The cotangent of the outputs arrives; it goes through the readout."""
+        assert self.tape is not None
+        assert self.tape.outputs is not None
+        self.adjoint = Adjoint(level=len(self.tape.pieces))
+        own, halo = self.tape.back(self.tape.outputs, command.tensors["cotangent"].to(self.tape.outputs.out.dtype))
+        self._exchange(command.fields["number"], own, halo, "pulled")
+        return []
+
+    def _on_pull(self, command: Message) -> list[Message]:
+        """One recorded step backwards."""
+        assert self.tape is not None
+        self.adjoint.level -= 1
+        own, halo = self.tape.back(self.tape.pieces[self.adjoint.level], self.adjoint.state)
+        self._exchange(command.fields["number"], own, halo, "pulled")
+        return []
+
+    def _on_adjoint(self, command: Message) -> list[Message]:
+        """One evaluation of u -> g + J^T u, after taking over the last one for the graphs that still move."""
+        assert self.tape is not None
+        adjoint = self.adjoint
+        if adjoint.image is None:
+            self.tape.scale = command.fields["scale"]
+            self.tape.unit = adjoint.state / self.tape.scale
+            adjoint.state = self.tape.unit
+        else:
+            moves = command.tensors["active"][self.part.graph_of_own].unsqueeze(1)
+            adjoint.state = torch.where(moves, adjoint.image, adjoint.state)
+        own, halo = self.tape.pull(adjoint.state)
+        self._exchange(command.fields["number"], own, halo, "adjointed")
+        return []
+
+    def _on_adjoint_end(self, command: Message) -> list[Message]:
+        """The adjoint system is solved: its solution goes to the parameters through the attached step."""
+        assert self.tape is not None
+        assert self.tape.attached is not None
+        adjoint = self.adjoint
+        if adjoint.image is not None:
+            moves = command.tensors["active"][self.part.graph_of_own].unsqueeze(1)
+            adjoint.state = torch.where(moves, adjoint.image, adjoint.state) * self.tape.scale
+        self.tape.back(self.tape.attached, adjoint.state)
+        return [Message("adjoint_ended")]
+
+    def _on_gradients(self, command: Message) -> list[Message]:
+        """The share of this part in the gradient of every parameter."""
+        assert self.tape is not None
+        if self.gradient == "unrolled" and self.tape.start.requires_grad:
+            torch.autograd.backward(self.tape.start, self.adjoint.state)
+        gradients = self.tape.finish()
+        self.tape, self.gradient = None, None
+        return [Message("gradients", self._facts(), gradients)]
+
+    def _exchange(self, number: int, own: Tensor, halo: Tensor, report: str) -> None:
+        """Send cotangents of halo rows to their owners and await those of own rows."""
+        self.adjoint.number, self.adjoint.own, self.adjoint.waiting = number, own, report
+        for owner, (first, last) in self.part.owners.items():
+            self.mail.send(owner, Kind.GRADIENT, version_of(self.solve, number), halo[first:last])
+            self.counters.sent += 1
+
+    def _try_exchange(self, adjoint: Adjoint) -> list[Message]:
+        wanted = version_of(self.solve, adjoint.number)
+        letters = {reader: self.mail.newest(reader, Kind.GRADIENT) for reader in self.part.readers}
+        if any(letter is None or letter[0] != wanted for letter in letters.values()):
+            return []
+        total = adjoint.own.clone()
+        for reader, rows in self.part.readers.items():  # in the order of their numbers: the same sum every time
+            letter = letters[reader]
+            assert letter is not None
+            total.index_add_(0, rows, letter[1])
+        report, adjoint.waiting = adjoint.waiting, None
+        if report == "pulled":
+            adjoint.state = total
+            largest = float(total.abs().max()) if total.numel() else 0.0
+            return [Message("pulled", {"number": adjoint.number, "largest": largest, "solve": self.solve})]
+        assert self.tape is not None
+        adjoint.image = self.tape.unit + total
+        of, count = self.part.graph_of_own, self.part.num_graphs
+        residual = per_graph_max(SUP(adjoint.image, adjoint.state), of, count)
+        broken = per_graph_max((~torch.isfinite(adjoint.image)).any(dim=1).to(residual.dtype), of, count) > 0
+        tensors = {"residual": residual.nan_to_num(nan=torch.inf), "broken": broken}
+        return [Message("adjointed", {"step": adjoint.number, "solve": self.solve}, tensors)]
+
     # ------------------------------------------------------------------ results
 
     def _on_fetch(self, command: Message) -> list[Message]:
@@ -465,7 +602,9 @@ class Worker:
         with torch.no_grad():
             if "state" in what:
                 tensors["state"] = self.state
-            if "outputs" in what:
+            if "outputs" in what and self.tape is not None:
+                tensors["outputs"] = self.tape.read_out(self.state, self.halo)
+            elif "outputs" in what:
                 rows = torch.cat([self.state, self.halo])
                 tensors["outputs"] = self.model.readout(rows, self.context)[: self.part.own]  # type: ignore[operator]
         return [Message("fetched", {**self._facts(), "memory": peak_memory()}, tensors)]

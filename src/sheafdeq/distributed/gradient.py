@@ -1,0 +1,250 @@
+"""Training in parts: forward and backward passes whose gradients cross the halos.
+
+:class:`Partitioned` stands where a model stands: ``run(graph)`` gives the :class:`Output` of one process, and ``backward`` on its
+outputs gives the gradients of one process. The loss itself is computed by the caller on all outputs, (n, o) numbers, so any
+loss works. Unrolled and implicit gradients; the parameters' gradients of the parts are summed in the order of their numbers.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sheafdeq.adjoints import Implicit, Unrolled
+from sheafdeq.data.graph import Graph
+from sheafdeq.distances import SUP, Distance
+from sheafdeq.distributed.engine import Engine, PartSource
+from sheafdeq.distributed.infer import divide, engine_for
+from sheafdeq.distributed.message import Message
+from sheafdeq.distributed.synchronous import Lost, StandIn, checked_solver
+from sheafdeq.distributed.team import Team
+from sheafdeq.distributed.worker import checked_model
+from sheafdeq.equilibrium import EquilibriumModel, Output
+from sheafdeq.errors import BackwardWarning, InputError, WorkerError
+from sheafdeq.solvers import Picard, Solution
+from sheafdeq.solvers.iterate import iterate
+from sheafdeq.solvers.solution import AdjointReport
+
+__all__ = ["Partitioned"]
+
+MOST_ATTEMPTS = 20
+
+
+class Partitioned:
+    """A model whose solves run in parts. Use it as a context manager: leaving it ends the workers.
+
+    One team of workers is made for every graph that is met and kept while the graph is in use (training and validation
+    graphs, say). ``joint=True`` admits models with a solve of their own (the cascade solves level by level): in parts
+    they iterate their ``step``, as ``model.run(graph, steps=...)`` does.
+    """
+
+    def __init__(
+        self,
+        model: EquilibriumModel,
+        parts: int | Callable[[Graph], Tensor] = 2,
+        *,
+        engine: str | Callable[[Sequence[PartSource], EquilibriumModel], Engine] = "local",
+        method: str = "auto",
+        steps: int | None = None,
+        joint: bool = False,
+        **engine_options: Any,
+    ) -> None:
+        self.model = checked_model(model)
+        name = type(model).__name__
+        if type(model).solve is not EquilibriumModel.solve and not joint:
+            raise InputError(
+                f"{name} has a way of solving of its own, which parts do not follow: they iterate its step; "
+                "train it in one process, or ask for joint=True"
+            )
+        if not isinstance(model.adjoint, Unrolled | Implicit):
+            raise InputError(f"parts differentiate 'unrolled' or 'implicit', not {type(model.adjoint).__name__}")
+        solver = checked_solver(model.solver)
+        self.solver = solver if steps is None else solver.with_steps(steps)
+        self.parts, self.method = parts, method
+        self.making = engine if callable(engine) else (lambda p, m: engine_for(engine, p, m, **engine_options))
+        self.teams: dict[int, tuple[Graph, Team, list[Tensor]]] = {}
+
+    def __enter__(self) -> Partitioned:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all workers."""
+        for _, team, _ in self.teams.values():
+            team.__exit__(None, None, None)
+        self.teams = {}
+
+    def team_of(self, graph: Graph) -> tuple[Team, list[Tensor]]:
+        """The workers of a graph, started when it is first met, and the nodes of each part."""
+        known = self.teams.get(id(graph))
+        if known is None:
+            self.model.check(graph)
+            with torch.no_grad():
+                self.model.prepare(graph)  # models may take note of the graph (IGNN: its spectral radius)
+            choice = self.parts if isinstance(self.parts, int) else self.parts(graph)
+            parts, _ = divide(graph, min(choice, graph.num_nodes) if isinstance(choice, int) else choice, method=self.method)
+            team = Team(self.making(parts, self.model))
+            team.__enter__()
+            known = self.teams[id(graph)] = (graph, team, [part.nodes for part in parts])
+        return known[1], known[2]
+
+    # ------------------------------------------------------------------ forward
+
+    def run(self, graph: Graph) -> Output:
+        """Solve in parts; outputs carry gradients when grad mode is on."""
+        team, rows = self.team_of(graph)
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        if not torch.is_grad_enabled() or not parameters:
+            outputs, solution = self._forward(team, recorded=False, seed=self._seed())
+            return Output(outputs, solution)
+        seed = self._seed()
+        outputs, solution = self._forward(team, recorded=True, seed=seed)
+        if isinstance(self.model.adjoint, Implicit):
+            solution.adjoint = AdjointReport()
+        names = [name for name, p in self.model.named_parameters() if p.requires_grad]
+        job = _Job(self, team, rows, names, solution, seed)
+        return Output(_Attach.apply(job, outputs, *parameters), solution)
+
+    def _seed(self) -> int | None:
+        """In training mode models may draw; every part then draws from a seed of this process's generator."""
+        return int(torch.randint(2**31 - 1, (1,))) if self.model.training else None
+
+    def _forward(self, team: Team, *, recorded: bool, seed: int | None) -> tuple[Tensor, Solution]:
+        solver, implicit = self.solver, isinstance(self.model.adjoint, Implicit)
+        gradient = None if not recorded else ("implicit" if implicit else "unrolled")
+        for _ in range(MOST_ATTEMPTS):
+            team.prepare(
+                damping=solver.damping,
+                undamped=solver.undamped,
+                distance=solver.stopping.distance.name,
+                parameters={name: tensor.detach() for name, tensor in self.model.state_dict().items()},
+                training=self.model.training,
+                gradient=gradient,
+                seed=seed,
+            )
+            stand_in = StandIn(team, tolerant=not recorded)
+            try:
+                solution = _looped(team, stand_in, solver)
+                if gradient == "implicit":
+                    stand_in.settle(solution.value, ())
+                    tensors = stand_in.attach(("outputs",))
+                else:
+                    tensors = stand_in.settle(solution.value, ("outputs",))
+            except Lost:
+                team.journal.event("restarted", why="a worker died in a recorded pass")
+                continue
+            return tensors["outputs"], solution
+        raise WorkerError(f"workers died in {MOST_ATTEMPTS} attempts at one pass: the run is given up")
+
+    # ------------------------------------------------------------------ backward
+
+    def _backward(self, job: _Job, cotangent: Tensor) -> dict[str, Tensor]:
+        for attempt in range(MOST_ATTEMPTS):
+            if attempt:  # the tape went with a worker: record the same pass again
+                self._forward(job.team, recorded=True, seed=job.seed)
+            try:
+                return self._pull(job, cotangent)
+            except Lost:
+                job.team.journal.event("restarted", why="a worker died in a backward pass")
+        raise WorkerError(f"workers died in {MOST_ATTEMPTS} attempts at one backward pass: the run is given up")
+
+    def _pull(self, job: _Job, cotangent: Tensor) -> dict[str, Tensor]:
+        team = job.team
+        for part in range(team.count):
+            command = Message("backward", {"number": 0}, {"cotangent": cotangent[job.rows[part]]})
+            team.engine.tell(part, command)
+        reports = _answers(team, "pulled")
+        if isinstance(self.model.adjoint, Implicit):
+            self._adjoint(job, self.model.adjoint, max(report.fields["largest"] for report in reports))
+        else:
+            for number in range(1, job.solution.steps + 1):
+                team.tell_all(Message("pull", {"number": number}))
+                _answers(team, "pulled")
+        team.tell_all(Message("gradients"))
+        totals: dict[str, Tensor] = {}
+        for report in _answers(team, "gradients"):
+            for name, gradient in report.tensors.items():
+                totals[name] = totals[name] + gradient if name in totals else gradient
+        return totals
+
+    def _adjoint(self, job: _Job, adjoint: Implicit, scale: float) -> None:
+        """Solve u = g + J^T u over all parts, by the rules of :class:`~sheafdeq.adjoints.Implicit`."""
+        team = job.team
+        ended = Message("adjoint_end", {}, {"active": torch.zeros(team.num_graphs, dtype=torch.bool)})
+        if scale == 0.0 or scale != scale or scale == float("inf"):
+            if scale != 0.0:
+                warnings.warn("the incoming gradient is not finite; it is passed on unsolved", BackwardWarning, stacklevel=2)
+        else:
+            if adjoint.method == "anderson":
+                raise InputError("the adjoint system is solved by Picard iteration in parts: use method='picard'")
+            solver = Picard(steps=adjoint.max_steps, tolerance=adjoint.tolerance, stop_early=True, distance=SUP)
+            stand_in = StandIn(team, command="adjoint", answer="adjointed", tolerant=False, scale=scale, first=1)
+            backward = _looped(team, stand_in, solver)
+            report = job.solution.adjoint
+            if report is not None:
+                report.solution = backward
+            if not backward.converged:
+                warnings.warn(f"the implicit gradient is not solved: {backward}", BackwardWarning, stacklevel=2)
+            ended.tensors["active"] = stand_in.unsettled(backward.value)
+        team.tell_all(ended)
+        _answers(team, "adjoint_ended")
+
+
+def _looped(team: Team, stand_in: StandIn, solver: Picard) -> Solution:
+    stopping = replace(solver.stopping, distance=Distance(solver.stopping.distance.name, stand_in.measure))
+    return iterate(
+        stand_in.function,
+        stand_in.moved,
+        stand_in,
+        stopping,
+        graph_of_node=torch.arange(team.num_graphs),
+        num_graphs=team.num_graphs,
+    )
+
+
+def _answers(team: Team, kind: str) -> list[Message]:
+    """One report of everyone; a death loses the tape."""
+    found: dict[int, Message] = {}
+    while len(found) < team.count:
+        for part, report in team.listen():
+            if report.kind == kind:
+                found[part] = report
+            elif report.kind == "died":
+                raise Lost
+    return [found[part] for part in range(team.count)]
+
+
+class _Job:
+    """One recorded pass."""
+
+    def __init__(
+        self, owner: Partitioned, team: Team, rows: list[Tensor], names: list[str], solution: Solution, seed: int | None
+    ) -> None:
+        self.owner, self.team, self.rows, self.names = owner, team, rows, names
+        self.solution, self.seed = solution, seed
+
+
+class _Attach(torch.autograd.Function):
+    """Outputs that were computed elsewhere; backward has the gradients computed there, too."""
+
+    @staticmethod
+    def forward(ctx: Any, job: _Job, outputs: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.job = job
+        return outputs.view_as(outputs)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
+        job: _Job = ctx.job
+        totals = job.owner._backward(job, cotangent)
+        return None, None, *(totals.get(name) for name in job.names)
