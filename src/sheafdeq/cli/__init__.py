@@ -55,10 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return 1
     except Exception as error:
-        return report(error)
+        return fail(error)
 
 
-def report(error: Exception) -> int:
+def fail(error: Exception) -> int:
     """Name an error in one line and return the exit code; with ``SHEAFDEQ_DEBUG`` raise it again."""
     if os.environ.get(DEBUG_VARIABLE):
         raise error
