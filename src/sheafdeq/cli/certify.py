@@ -14,7 +14,7 @@ SCHEMA = "sheafdeq.certificate/2"
 EARLIER = "sheafdeq.certificate/1"
 TABLE = "certificates.md"
 COLUMNS = (
-    "model", "task", "seed", "run", "verdict", "rate", "metric", "Perron root of |J|, upper bound", "spectral radius", "residual",
+    "model", "task", "seed", "run", "scheme", "verdict", "rate", "metric", "Perron root of |J|, upper bound", "spectral radius", "residual",
     "seconds",
 )  # fmt: skip
 
@@ -36,7 +36,11 @@ def configure(commands: Any) -> None:
     parser.add_argument("--fresh", action="store_true", help="with --all: examine again what --out already holds")
     parser.add_argument("--format", choices=["text", "markdown"], default="text", help="of the table of --all (default text)")
     parser.add_argument("--audit", metavar="DRAWS", type=int, help="try to catch false certificates in this many random problems")
-    parser.add_argument("--first", type=int, default=0, help="number of the first draw of --audit (default 0)")
+    parser.add_argument(
+        "--audit-solves", metavar="DRAWS", type=int, help="try to catch false statuses and gradients in solves with known answers"
+    )
+    parser.add_argument("--first", type=int, default=0, help="number of the first draw of an audit (default 0)")
+    parser.add_argument("--table", metavar="FOLDER", help="the table from the certificates stored in FOLDER, whatever their scheme")
     parser.add_argument("--task", help="task to take the graph from (default: the run's own)")
     parser.add_argument("--level", type=int, help="heterophily level of a community task")
     parser.add_argument("--split", choices=["train", "validation", "test"], default="test", help="default test")
@@ -53,12 +57,17 @@ def run(options: Any) -> int:
     """One subject, all of a folder, or the audit."""
     import torch
 
-    if sum(choice is not None for choice in (options.subject, options.all, options.audit)) != 1:
-        raise UsageError("give one of: RUN|MODEL, --all FOLDER, --audit DRAWS")
+    choices = (options.subject, options.all, options.audit, options.audit_solves, options.table)
+    if sum(choice is not None for choice in choices) != 1:
+        raise UsageError("give one of: RUN|MODEL, --all FOLDER, --table FOLDER, --audit DRAWS, --audit-solves DRAWS")
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     if options.audit is not None:
         return _audit(options)
+    if options.audit_solves is not None:
+        return _audit_solves(options)
+    if options.table is not None:
+        return _stored(options)
     if options.all is not None:
         return _table(options)
     payload, certificate = _one(options.subject, options)
@@ -237,6 +246,36 @@ def _table(options: Any) -> int:
     return 1 if failed else 0
 
 
+def _stored(options: Any) -> int:
+    """The table from the records of a folder alone, whatever scheme made them."""
+    from sheafdeq.errors import RecordError
+    from sheafdeq.records import read_sealed, write_bytes
+
+    root = Path(options.table)
+    if not root.is_dir():
+        raise UsageError(f"{root}: no such folder")
+    rows, unread = [], []
+    for path in sorted(root.glob("*.json")):
+        try:
+            payload = read_sealed(path)
+        except RecordError as error:
+            unread.append(str(error))
+            continue
+        if isinstance(payload, dict) and payload.get("schema") in (SCHEMA, EARLIER) and payload.get("run"):
+            rows.append(payload)
+    rows.sort(key=lambda row: (row["task"], row["model"], row["seed"], row["run"]))
+    if options.json:
+        print(json.dumps({"rows": rows, "unread": unread}))
+    else:
+        print(render(rows, options.format))
+        for message in unread:
+            print(f"not read: {message}", file=sys.stderr)
+    if options.out:
+        command = f"sheafdeq certify --table {options.table} --out {options.out}"
+        write_bytes(Path(options.out) / TABLE, f"`{command}`\n\n{render(rows, 'markdown')}\n".encode())
+    return 1 if unread else 0
+
+
 def _finished(folder: Path, options: Any) -> dict[str, dict[str, Any]]:
     """Run id -> certificate record of the same options, and no less effort; altered records are made again."""
     from sheafdeq.certificates import EFFORTS
@@ -296,6 +335,7 @@ def table_row(payload: dict[str, Any]) -> tuple[str, ...]:
         payload["task"],
         str(payload["seed"]),
         (payload["run"] or "-")[:8],
+        payload["schema"].rpartition("/")[2],
         verdict_text(payload),
         number(certificate["rate"]),
         (certificate["metric"] or "-").split(",")[0].split(" (")[0],
@@ -344,4 +384,35 @@ def _audit(options: Any) -> int:
     for violation in report.violations:
         what = f"draw {violation.draw} ({violation.attack}), {violation.model} {violation.claim}"
         print(f"FALSE: {what}: {violation.observed}", file=sys.stderr)
+    return 1 if report.violations else 0
+
+
+def _audit_solves(options: Any) -> int:
+    from sheafdeq.certificates.solve_audit import audit_solves
+
+    if options.audit_solves < 1:
+        raise UsageError(f"--audit-solves needs at least one draw, got {options.audit_solves}")
+
+    def progress(number: int, report: Any) -> None:
+        if report.draws % 500 == 0:
+            print(report, file=sys.stderr, flush=True)
+
+    report = audit_solves(options.audit_solves, seed=options.seed, first=options.first, progress=progress)
+    payload = {
+        "schema": "sheafdeq.solve-audit/1",
+        "command": f"sheafdeq certify --audit-solves {options.audit_solves} --seed {options.seed} --first {options.first}",
+        "draws": report.draws,
+        "graphs": report.graphs,
+        "statuses": dict(sorted(report.statuses.items())),
+        "tightest_residual": report.tightest_residual,
+        "tightest_gradient": report.tightest_gradient,
+        "violations": [vars(violation) for violation in report.violations],
+    }
+    if options.out:
+        from sheafdeq.cli.subject import write_record
+
+        print(f"wrote {write_record(options.out, f'solve-audit-{options.seed}-{options.first}', payload)}", file=sys.stderr)
+    print(json.dumps(payload) if options.json else str(report))
+    for violation in report.violations:
+        print(f"FALSE: draw {violation.draw}, {violation.graph}: {violation.claim}; {violation.observed}", file=sys.stderr)
     return 1 if report.violations else 0
