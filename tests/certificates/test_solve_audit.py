@@ -24,8 +24,8 @@ def test_the_closed_forms_are_those_of_the_maps():
                 continue
             seen.add(rows.kind)
             z, n = rows.start, rows.start.numel()
-            matrix = torch.autograd.functional.jacobian(lambda x, r=rows: r.step(x.view(-1, 2), r.drive).reshape(-1), z.reshape(-1))
-            by_drive = torch.autograd.functional.jacobian(lambda b, r=rows: r.step(r.start, b.view(-1, 2)).reshape(-1), rows.drive.reshape(-1))
+            matrix, by_drive = torch.autograd.functional.jacobian(rows.step, (z, rows.drive))
+            matrix, by_drive = matrix.reshape(n, n), by_drive.reshape(n, n)
             u = torch.linalg.solve(torch.eye(n).double() - matrix.T, rows.cotangent.reshape(-1))
             assert torch.allclose(rows.adjoint(z).reshape(-1), by_drive.T @ u, rtol=1e-9, atol=1e-9 * float(u.abs().max()))
             image = rows.step(z, rows.drive)
