@@ -11,7 +11,8 @@ import pytest
 from report_site.records import HOSTILE, ROOT, generated, hostile
 from sheafdeq.cli import main
 from sheafdeq.errors import InputError
-from sheafdeq.report.site import build_site, collect
+from sheafdeq.report.collection import collect
+from sheafdeq.report.site import build_site
 from sheafdeq.report.site.build import page_name, script_json
 from sheafdeq.report.site.charts import thinned
 from sheafdeq.report.site.words import certificate_sentences, clip, toml_of
@@ -50,9 +51,9 @@ def configuration(record):
     return TrainingConfig.of_record(record.config, record.id).payload()
 
 
-def site_of(tmp_path, *folders, studies=()):
+def site_of(tmp_path, *folders):
     return build_site(
-        collect(folders, studies), tmp_path / "site", summarise=summarise, select=select, configuration=configuration
+        collect(folders), tmp_path / "site", summarise=summarise, select=select, configuration=configuration
     )
 
 
@@ -69,7 +70,7 @@ def stored(tmp_path_factory):
 def test_every_run_of_the_repository_has_a_page(stored):
     runs = list((ROOT / "results" / "runs").glob("*/record.json"))
     assert stored.runs >= len(runs) >= 40
-    assert not stored.damaged
+    assert not stored.excluded
     for path in runs:
         page = Page((stored.out / "runs" / f"{path.parent.name}.html").read_text())
         assert path.parent.name in page.text
@@ -167,9 +168,9 @@ def test_a_damaged_record_is_listed_and_fails_the_command(tmp_path, capsys):
     victim = next(runs.glob("*/record.json"))
     victim.write_bytes(victim.read_bytes()[:-40])
     assert main(["report", str(runs), "--results", str(runs), "--out", str(tmp_path / "site")]) == 1
-    assert "left out" in capsys.readouterr().err
+    assert "excluded" in capsys.readouterr().err
     text = Page((tmp_path / "site" / "index.html").read_text()).text
-    assert "1 file left out" in text
+    assert "1 record left out" in text
     assert "truncated or altered" in text
 
 
@@ -177,7 +178,7 @@ def test_a_sealed_record_that_is_no_run_is_listed(tmp_path):
     generated(tmp_path / "runs", 3, config={"seed": 1})
     site = site_of(tmp_path, tmp_path / "runs")
     assert site.runs == 0
-    assert "a run" in site.damaged[0].reason
+    assert "a run" in site.excluded[0]
 
 
 def test_a_foreign_folder_is_not_overwritten(tmp_path):

@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sheafdeq.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from sheafdeq.report.collection import Collection
 
 
 def configure(commands: Any) -> None:
@@ -45,7 +50,7 @@ def configure(commands: Any) -> None:
 def run(options: Any) -> int:
     """Collect, build, say where."""
     from sheafdeq.cli.tables import parameter_counts
-    from sheafdeq.report.site import build_site, collect
+    from sheafdeq.report.site import build_site
     from sheafdeq.report.tables import parameter_table
     from sheafdeq.training.config import TrainingConfig
     from sheafdeq.training.selection import select, summarise
@@ -55,8 +60,8 @@ def run(options: Any) -> int:
         if not Path(name).is_dir():
             raise UsageError(f"{name}: no such folder; give run directories or folders of runs")
     studies = options.results if options.results is not None else [name for name in ("results",) if Path(name).is_dir()]
-    collection = collect(options.runs, studies)
-    if not collection.runs and not collection.damaged:
+    collection = collect_both(options.runs, studies)
+    if not collection.runs and not collection.excluded:
         raise InputError(f"no run records below {', '.join(options.runs)}: make one with `sheafdeq train --out runs`")
     for names in options.explore:
         _explore(names, Path(options.out), options)
@@ -72,12 +77,30 @@ def run(options: Any) -> int:
     seconds = time.monotonic() - start
     if options.json:
         facts = {"start": str(site.start), "runs": site.runs, "seconds": round(seconds, 2)}
-        print(json.dumps({**facts, "damaged": [vars(damage) for damage in site.damaged]}))
+        print(json.dumps({**facts, "excluded": list(site.excluded)}))
     else:
         print(f"{site.runs} runs in {seconds:.1f} s: open {site.start}")
-    for damage in site.damaged:
-        print(f"sheafdeq: left out {damage.file}: {damage.reason}", file=sys.stderr)
-    return 1 if site.damaged else 0
+    for problem in site.excluded:
+        print(f"excluded {problem}", file=sys.stderr)
+    return 1 if site.excluded else 0
+
+
+def collect_both(runs: Sequence[str], studies: Sequence[str]) -> Collection:
+    """Everything below ``runs``, and what the records below ``studies`` say about those runs."""
+    from sheafdeq.report.collection import collect
+
+    found = collect(runs)
+    known = {Path(name).resolve() for name in runs}
+    more = collect([name for name in studies if Path(name).resolve() not in known])
+    ids = {record.id for record in found.runs}
+
+    def merged(kind: str) -> tuple[Any, ...]:
+        first, second = getattr(found, kind), getattr(more, kind)
+        about = [entry for entry in second if (entry.get("run") if isinstance(entry, dict) else entry.run) in ids]
+        return (*first, *(entry for entry in about if entry not in first))
+
+    kinds = ("evaluations", "diagnostics", "studies", "certificates")
+    return replace(found, **{kind: merged(kind) for kind in kinds})
 
 
 def _explore(names: str, out: Path, options: Any) -> None:

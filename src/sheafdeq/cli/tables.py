@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
             else:
                 table = tables.paper_table(
                     options.table, summaries, select, full=options.full, metric=options.metric,
-                    fresh=fresh_scores(found), excluded=found.excluded,
+                    fresh=found.fresh_scores(), excluded=found.excluded,
                 )  # fmt: skip
     if options.columns:
         table = tables.only_columns(table, options.columns)
@@ -124,13 +124,7 @@ def evidence_of(folders: list[Path], explanations: str | None = None) -> Evidenc
     found = collect(folders)
     path = Path(explanations) if explanations else folders[0] / "explanations.toml"
     known = read_explanations(path, [record.id for record in found.runs])
-    return Evidence(found, summarise(found.runs), select, known, fresh_scores(found), protocol)
-
-
-def fresh_scores(found: Collection) -> dict[str, float]:
-    """Run id -> test score on the fresh graphs, where it has one."""
-    scores = {run: record.splits.get("test", {}).get("score") for run, record in found.fresh().items()}
-    return {run: score for run, score in scores.items() if score is not None}
+    return Evidence(found, summarise(found.runs), select, known, found.fresh_scores(), protocol)
 
 
 def parameter_counts() -> dict[int, list[tuple[str, dict[str, Any], int]]]:

@@ -20,26 +20,36 @@ from sheafdeq.regular_file import files_below, read_regular
 __all__ = ["Collection", "collect"]
 
 EVALUATION_FILES = ".eval.json"
-SCHEMAS = {"sheafdeq.async/1": "studies", "sheafdeq.diagnostics/1": "diagnostics"}
+SCHEMAS = {
+    "sheafdeq.async/1": "studies",
+    "sheafdeq.diagnostics/1": "diagnostics",
+    "sheafdeq.certificate/1": "certificates",
+}
 
 
 @dataclass(frozen=True)
 class Collection:
-    """Records of four kinds, and why the rest was left out."""
+    """Records of five kinds, and why the rest was left out."""
 
     runs: tuple[RunRecord, ...] = ()
     evaluations: tuple[EvaluationRecord, ...] = ()
     diagnostics: tuple[dict[str, Any], ...] = ()  # what ``sheafdeq diagnose`` writes
     studies: tuple[dict[str, Any], ...] = ()  # what ``sheafdeq async`` writes
+    certificates: tuple[dict[str, Any], ...] = ()  # what ``sheafdeq certify`` writes
     excluded: tuple[str, ...] = ()  # file and reason
 
     def fresh(self) -> dict[str, EvaluationRecord]:
         """Run id -> its evaluation on graphs nobody had seen."""
         return {record.run: record for record in self.evaluations if record.label == "fresh"}
 
+    def fresh_scores(self) -> dict[str, float]:
+        """Run id -> test score on graphs nobody had seen, where there is one."""
+        scores = {run: record.splits.get("test", {}).get("score") for run, record in self.fresh().items()}
+        return {run: score for run, score in scores.items() if score is not None}
+
 
 def collect(folders: Iterable[str | os.PathLike[str]], *, studies: bool = True) -> Collection:
-    """Read every record below the folders; ``studies=False`` leaves diagnostics and asynchronous studies unread.
+    """Read every record below the folders; ``studies=False`` leaves diagnostics, asynchronous studies and certificates unread.
 
     Of several run records with one id the first counts. An evaluation of a run that is not among them is left out.
     """
@@ -59,7 +69,7 @@ def collect(folders: Iterable[str | os.PathLike[str]], *, studies: bool = True) 
             continue
         runs.setdefault(record.id, record)
     evaluations: list[EvaluationRecord] = []
-    found: dict[str, list[dict[str, Any]]] = {"studies": [], "diagnostics": []}
+    found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in SCHEMAS.values()}
     for root in roots:
         for path in files_below(root, ".json", unreadable):
             try:
@@ -73,7 +83,14 @@ def collect(folders: Iterable[str | os.PathLike[str]], *, studies: bool = True) 
         if evaluation.run not in runs:
             excluded.append(f"evaluation of run {evaluation.run[:8]}: there is no record of that run")
     known = tuple(evaluation for evaluation in evaluations if evaluation.run in runs)
-    return Collection(tuple(runs.values()), known, tuple(found["diagnostics"]), tuple(found["studies"]), tuple(dict.fromkeys(excluded)))
+    return Collection(
+        tuple(runs.values()),
+        known,
+        tuple(found["diagnostics"]),
+        tuple(found["studies"]),
+        tuple(found["certificates"]),
+        tuple(dict.fromkeys(excluded)),
+    )
 
 
 def _kind(path: Path) -> str | None:

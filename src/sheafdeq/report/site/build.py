@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sheafdeq.errors import InputError, UsageError
-from sheafdeq.records import RunRecord, Summary
+from sheafdeq.records import EvaluationRecord, RunRecord, Summary
 from sheafdeq.report import tables
+from sheafdeq.report.collection import Collection
 from sheafdeq.report.site.charts import charts_of
-from sheafdeq.report.site.collect import Collection, Damage, StoredRun
 from sheafdeq.report.site.words import (
     certificate_sentences,
     clip,
@@ -60,7 +60,7 @@ class Site:
     out: Path
     runs: int
     files: int
-    damaged: tuple[Damage, ...] = field(default=())
+    excluded: tuple[str, ...] = field(default=())  # file and reason
 
     @property
     def start(self) -> Path:
@@ -114,16 +114,17 @@ def build_site(
     """
     folder = prepare_folder(out)
     made = environment()
-    damaged = list(collection.damaged)
+    excluded = list(collection.excluded)
+    about = _by_run(collection)
     runs: list[_Run] = []
-    for stored in collection.runs:
+    for record in collection.runs:
         try:
-            (summary,) = summarise([stored.record])
-            explorer = folder / "explore" / f"{page_name(stored.record.id)}.html"
-            runs.append(_Run(stored, summary, collection, explorer.is_file()))
+            (summary,) = summarise([record])
+            explorer = folder / "explore" / f"{page_name(record.id)}.html"
+            runs.append(_Run(record, summary, about.get(record.id, _About()), explorer.is_file()))
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             text = f"the record is sealed but does not say what a run says ({type(error).__name__}: {error})"
-            damaged.append(Damage(str(stored.path.name), text))
+            excluded.append(f"run {clip(record.id, 16)}: {text}")
     summaries = summarise(run.record for run in runs)
     shown_tables = _tables(summaries, select, collection, parameters)
     known = {run.record.id for run in runs}
@@ -147,7 +148,7 @@ def build_site(
         runs=runs[:FIRST_ROWS],
         later=runs[FIRST_ROWS:],
         facts=facts,
-        damaged=damaged,
+        excluded=excluded,
         tables=[_page_table(table, name, known) for name, table in shown_tables],
         models=sorted({run.record.model.title for run in runs}),
         levels=sorted({run.record.task.level for run in runs if run.record.task.level is not None}),
@@ -155,7 +156,7 @@ def build_site(
     )
     _write(folder / "index.html", overview)
     _write(folder / "compare.html", made.get_template("compare.html").render(root="", title="Compare"))
-    return Site(folder, len(runs), files + 4 + len(ASSETS), tuple(damaged))
+    return Site(folder, len(runs), files + 4 + len(ASSETS), tuple(excluded))
 
 
 def _toml(record: RunRecord, configuration: Configuration) -> str:
@@ -190,34 +191,53 @@ def _write(path: Path, text: str) -> None:
 # ---------------------------------------------------------------------- one run
 
 
+@dataclass
+class _About:
+    """What other records say about one run."""
+
+    diagnostics: list[dict[str, Any]] = field(default_factory=list)
+    studies: list[dict[str, Any]] = field(default_factory=list)
+    certificates: list[dict[str, Any]] = field(default_factory=list)
+    evaluations: list[EvaluationRecord] = field(default_factory=list)
+
+
+def _by_run(collection: Collection) -> dict[str, _About]:
+    """Studies, certificates and evaluations by the run they are about."""
+    found: dict[str, _About] = {}
+    for kind in ("diagnostics", "studies", "certificates"):
+        for payload in getattr(collection, kind):
+            if isinstance(payload, dict) and isinstance(payload.get("run"), str):
+                getattr(found.setdefault(payload["run"], _About()), kind).append(payload)
+    for evaluation in collection.evaluations:
+        found.setdefault(evaluation.run, _About()).evaluations.append(evaluation)
+    return found
+
+
 class _Run:
     """Everything the pages say about one run."""
 
-    def __init__(self, stored: StoredRun, summary: Summary, collection: Collection, explorer: bool) -> None:
-        self.record = record = stored.record
+    def __init__(self, record: RunRecord, summary: Summary, about: _About, explorer: bool) -> None:
+        self.record = record
         self.explorer = explorer
         self.name = page_name(record.id)
         self.short = clip(record.id, 8).split("…")[0]
         self.options = option_text(summary.options)
         self.deviations = [clip(text) for text in summary.deviations]
         self.label = clip(f"{record.model.title}, {record.task.title}, seed {record.seed}", 160)
-        self.diagnostics = [study.payload for study in collection.of(record.id, "diagnostics")]
-        self.staleness = [study.payload for study in collection.of(record.id, "async")]
-        certificates = collection.of(record.id, "certificate")
+        self.diagnostics, self.staleness = about.diagnostics, about.studies
+        self.evaluations = about.evaluations
         self.certificates = [
             {
-                **study.payload["certificate"],
-                "part": study.payload.get("part"),
-                "effort": study.payload.get("effort"),
-                "words": certificate_sentences(study.payload["certificate"]),
-                "file": study.file,
+                **payload["certificate"],
+                "part": payload.get("part"),
+                "effort": payload.get("effort"),
+                "words": certificate_sentences(payload["certificate"]),
             }
-            for study in certificates
+            for payload in about.certificates
         ]
         self.sentences = run_sentences(record, self.diagnostics)
         self.charts = charts_of(record, self.diagnostics, self.staleness)
         self.starts = [_starts(payload) for payload in self.diagnostics]
-        self.files = [study.file for study in collection.studies.get(record.id, ())]
         self.settled = _settled(record)
 
     @property
@@ -334,11 +354,12 @@ def _tables(
     summaries: Sequence[Summary], select: Select, collection: Collection, parameters: Table | None
 ) -> list[tuple[str, Table]]:
     """Every table that has a number of ours in it."""
+    fresh = collection.fresh_scores()
     made = [
-        ("community", tables.paper_table("community", summaries, select)),
-        ("community-full", tables.paper_table("community", summaries, select, full=True)),
-        ("distributed", tables.paper_table("distributed", summaries, select)),
-        ("staleness", tables.staleness_table(collection.staleness, full=True)),
+        ("community", tables.paper_table("community", summaries, select, fresh=fresh)),
+        ("community-full", tables.paper_table("community", summaries, select, full=True, fresh=fresh)),
+        ("distributed", tables.paper_table("distributed", summaries, select, fresh=fresh)),
+        ("staleness", tables.staleness_table(collection.studies, full=True)),
         ("all", tables.overview_table(summaries, select)),
     ]
     if parameters is not None:
@@ -364,8 +385,8 @@ def _page_table(table: Table, name: str, known: set[str]) -> dict[str, Any]:
             {
                 "source": row.source,
                 "cells": [
-                    _page_cell(cell, paper.cells[place] if paper is not None and row is not paper else None, known, name)
-                    for place, cell in enumerate(row.cells)
+                    _page_cell(cell, known)
+                    for cell in row.cells
                 ],
             }
             for row in group["rows"]
@@ -386,19 +407,13 @@ def _level_of(title: str) -> str:
     return match.group(1) if match else ""
 
 
-def _page_cell(cell: Cell, paper: Cell | None, known: set[str], table: str) -> dict[str, Any]:
+def _page_cell(cell: Cell, known: set[str]) -> dict[str, Any]:
     runs = [page_name(run) for run in cell.runs if run in known]
     href = "" if not runs else (f"runs/{runs[0]}.html" if len(runs) == 1 else f"compare.html#{','.join(runs)}")
     middle, spread = cell.absent, ""
     if cell.spread is not None:
         middle, low, high = (format(value, cell.form) for value in cell.spread)
         spread = "" if middle == low == high else f"[{low}, {high}]"
-    gap = ""
-    higher_is_better = table not in ("staleness", "parameters")
-    if higher_is_better and cell.spread is not None and paper is not None and paper.spread is not None:
-        difference = cell.spread[0] - paper.spread[0]
-        below = cell.spread[0] < paper.spread[0] and cell.spread[2] < paper.spread[1]
-        gap = f"{difference:+{cell.form}}" if below else ""
     return {
         "middle": middle,
         "spread": spread,
@@ -409,5 +424,6 @@ def _page_cell(cell: Cell, paper: Cell | None, known: set[str], table: str) -> d
         "href": href,
         "value": "" if cell.spread is None else repr(float(cell.spread[0])),
         "absent": cell.spread is None,
-        "gap": gap,  # our whole range lies below the paper's
+        "verdict": cell.verdict,
+        "gap": format(cell.gap, cell.form) if cell.verdict in ("above", "below") else "",
     }
