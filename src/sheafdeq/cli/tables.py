@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from sheafdeq.errors import RecordError, UsageError
 
 if TYPE_CHECKING:
-    from sheafdeq.report.collection import Collection
     from sheafdeq.report.results_page import Evidence
 
 RESULTS_COMMAND = "sheafdeq tables results --out RESULTS.md --figures docs/figures"
