@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import warnings
 from typing import Any
@@ -12,6 +13,7 @@ from partition_tools import EDGED, built, random_graph
 from torch import Tensor
 
 from sheafdeq.adjoints import Implicit, adjoint_from
+from sheafdeq.cli import main
 from sheafdeq.data.graph import Graph
 from sheafdeq.distributed.gradient import Partitioned
 from sheafdeq.distributed.in_process import InProcess
@@ -20,6 +22,7 @@ from sheafdeq.equilibrium import EquilibriumModel
 from sheafdeq.errors import BackwardWarning, InputError
 from sheafdeq.models.sheaf_deq import SheafDEQ
 from sheafdeq.solvers import Picard, Solution
+from sheafdeq.training.checkpoint import load_model
 
 UNROLLED = ["sheafdeq", "sheafdeq-no-norm", "graph-attn-deq", "loop-transformer", "appnp", "ignn", "strong-sheaf", "strong-attention"]
 
@@ -154,3 +157,22 @@ def test_bad_input_is_named() -> None:
         Partitioned(SheafDEQ(3, 2, 2, 3, solver="anderson"))
     with pytest.raises(InputError, match="no local_step"):
         Partitioned(built("energygnn"))
+
+
+def test_the_train_command_in_parts_gives_the_scores_of_one_process(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    task = ["--task", "community", "--level", "7", "--task-set", "nodes=30", "--task-set", "k=3", "--task-set", "train_seeds=[42]"]
+    arguments = ["train", *task, "--task-set", "test_seeds=[100]", "--model", "ignn", "--epochs", "4", "--dtype", "float64", "--json"]
+    found = []
+    for more in ([], ["--parts", "3", "--engine", "in-process", "--save", str(tmp_path / "kept")]):
+        assert main([*arguments, *more]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0]["scores"] == found[1]["scores"]
+    assert found[0]["best_epoch"] == found[1]["best_epoch"]
+    assert load_model(tmp_path / "kept").in_channels == 2
+    for more, words in (
+        (["--parts", "3", "--out", str(tmp_path)], "omit --out"),
+        (["--parts", "3", "--residual-weight", "1"], "penalties"),
+        (["--save", str(tmp_path)], "--parts"),
+    ):
+        assert main([*arguments, *more]) == 2
+        assert words in capsys.readouterr().err

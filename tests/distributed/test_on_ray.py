@@ -152,5 +152,5 @@ def marked(mark: str) -> list[str]:
 def test_without_ray_the_engine_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    with pytest.raises(UsageError, match=r"sheafdeq\[distributed\]"):
+    with pytest.raises(UsageError, match=r"sheafdeq\[ray\]"):
         infer(built("ignn"), random_graph(), 2, engine="ray")

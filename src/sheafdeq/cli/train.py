@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sheafdeq.errors import UsageError
+
+if TYPE_CHECKING:
+    from sheafdeq.equilibrium import GraphModel
+    from sheafdeq.training.config import TrainingConfig
+    from sheafdeq.training.progress import Progress
+    from sheafdeq.training.run import RunResult
 
 
 def configure(commands: Any) -> None:
@@ -49,6 +55,9 @@ def configure(commands: Any) -> None:
     parser.add_argument("--fresh", action="store_true", help="do not resume an unfinished run")
     parser.add_argument("--checkpoint-seconds", type=float, default=30.0, help="how often the state is saved (default 30)")
     parser.add_argument("--tensorboard", metavar="DIR", help="write TensorBoard curves (needs sheafdeq[tensorboard])")
+    parser.add_argument("--parts", type=int, metavar="P", help="solve and differentiate in P parts with a worker each; without --out")
+    parser.add_argument("--engine", choices=["local", "ray", "in-process"], default="local", help="where the workers of --parts live")
+    parser.add_argument("--save", metavar="DIR", help="with --parts: write the best checkpoint into this folder")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
@@ -111,13 +120,18 @@ def _values(options: argparse.Namespace) -> dict[str, Any]:
 def run(options: argparse.Namespace) -> int:
     """Train and print the scores."""
     from sheafdeq.training.config import TrainingConfig
-    from sheafdeq.training.progress import Progress, TensorBoardProgress, progress_from
+    from sheafdeq.training.progress import TensorBoardProgress, progress_from
     from sheafdeq.training.run import train
 
     config = TrainingConfig.parse(_values(options), options.config or options.recipe or "command line")
     progress: Progress = progress_from("auto")
     if options.tensorboard:
         progress = TensorBoardProgress(options.tensorboard, progress)
+    if options.parts is not None:
+        result = _in_parts(options, config, progress)
+        return _print(options, result)
+    if options.save:
+        raise UsageError("--save goes with --parts: other runs are kept by --out")
     result = train(
         config,
         out=options.out,
@@ -126,6 +140,47 @@ def run(options: argparse.Namespace) -> int:
         checkpoint_seconds=options.checkpoint_seconds,
         download=options.download,
     )
+    return _print(options, result)
+
+
+def _in_parts(options: argparse.Namespace, config: TrainingConfig, progress: Progress) -> RunResult:
+    """Train with the solves and their gradients computed by workers."""
+    from pathlib import Path
+
+    from sheafdeq.distributed import Partitioned
+    from sheafdeq.distributed.worker import checked_model
+    from sheafdeq.training.checkpoint import save_checkpoint
+    from sheafdeq.training.loop import shape_of
+    from sheafdeq.training.run import task_of, train
+
+    if options.out:
+        raise UsageError(
+            "--parts sums in another order than one process, so the run is not the one --out would name: omit --out, use --save DIR"
+        )
+    if config.penalties.active:
+        raise UsageError("penalties look at whole states, which parts do not share: train without them, or without --parts")
+    held: list[Partitioned] = []
+
+    def attach(model: GraphModel) -> None:
+        partitioned = Partitioned(checked_model(model), options.parts, engine=options.engine, threads=config.threads)
+        held.append(partitioned)
+        model.run = partitioned.run  # type: ignore[method-assign, assignment]
+
+    try:
+        result = train(config, progress=progress, download=options.download, attach=attach, engine=f"parts-{options.engine}")
+    finally:
+        for partitioned in held:
+            partitioned.close()
+            partitioned.model.__dict__.pop("run", None)
+    if options.save:
+        folder = Path(options.save)
+        folder.mkdir(parents=True, exist_ok=True)
+        shape = shape_of(task_of(config))
+        save_checkpoint(folder, result.model.state_dict(), config.model.name, config.model.options, shape, parts=options.parts)
+    return result
+
+
+def _print(options: argparse.Namespace, result: RunResult) -> int:
     record = result.record
     if options.json:
         summary = {

@@ -64,8 +64,8 @@ class Partitioned:
             )
         if not isinstance(model.adjoint, Unrolled | Implicit):
             raise InputError(f"parts differentiate 'unrolled' or 'implicit', not {type(model.adjoint).__name__}")
-        solver = checked_solver(model.solver)
-        self.solver = solver if steps is None else solver.with_steps(steps)
+        checked_solver(model.solver)
+        self.steps = steps
         self.parts, self.method = parts, method
         self.making = engine if callable(engine) else (lambda p, m: engine_for(engine, p, m, **engine_options))
         self.teams: dict[int, tuple[Graph, Team, list[Tensor]]] = {}
@@ -92,8 +92,13 @@ class Partitioned:
             with torch.no_grad():
                 self.model.prepare(graph)  # models may take note of the graph (IGNN: its spectral radius)
             choice = self.parts if isinstance(self.parts, int) else self.parts(graph)
-            parts, _ = divide(graph, min(choice, graph.num_nodes) if isinstance(choice, int) else choice, method=self.method)
-            team = Team(self.making(parts, self.model))
+            parts, _ = divide(graph, choice, method=self.method)
+            standing = self.model.__dict__.pop("run", None)  # workers get the model itself, not what stands before it
+            try:
+                team = Team(self.making(parts, self.model))
+            finally:
+                if standing is not None:
+                    self.model.__dict__["run"] = standing
             team.__enter__()
             known = self.teams[id(graph)] = (graph, team, [part.nodes for part in parts])
         return known[1], known[2]
@@ -120,7 +125,8 @@ class Partitioned:
         return int(torch.randint(2**31 - 1, (1,))) if self.model.training else None
 
     def _forward(self, team: Team, *, recorded: bool, seed: int | None) -> tuple[Tensor, Solution]:
-        solver, implicit = self.solver, isinstance(self.model.adjoint, Implicit)
+        solver, implicit = checked_solver(self.model.solver), isinstance(self.model.adjoint, Implicit)
+        solver = solver if self.steps is None else solver.with_steps(self.steps)
         gradient = None if not recorded else ("implicit" if implicit else "unrolled")
         for _ in range(MOST_ATTEMPTS):
             team.prepare(

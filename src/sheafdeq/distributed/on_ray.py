@@ -16,7 +16,6 @@ import os
 import queue
 import signal
 import socket
-import sys
 import threading
 import time
 import uuid
@@ -41,44 +40,34 @@ CONCURRENCY = {"commands": 1, "letters": 2, "reports": 1}
 LOOPBACK = "127.0.0.1"
 
 
-def import_ray() -> Any:
-    """Ray, with its token mode set before its core reads it."""
-    too_late = "ray" in sys.modules and "RAY_AUTH_MODE" not in os.environ
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+def import_ray(address: str | None = None) -> Any:
+    """Ray, with its settings made before its core reads them: token on; loopback unless a cluster elsewhere is joined."""
+    from sheafdeq.training.engines import ray as runs  # one place knows how Ray is started safely
+
+    if address is not None and not address.startswith((LOOPBACK, "localhost")):
+        os.environ.setdefault(runs.LISTEN_VARIABLE, "1")  # the machines of the cluster must be able to answer
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # the coming default; else Ray warns at every start
-    try:
-        import ray
-    except ImportError as error:
-        raise UsageError("the engine 'ray' needs Ray: install sheafdeq[distributed], or use the engine 'local'") from error
-    if too_late and not ray.is_initialized():
-        del os.environ["RAY_AUTH_MODE"]
-        raise UsageError(
-            "ray was imported before RAY_AUTH_MODE was set, so it cannot start a cluster with a token: "
-            "set RAY_AUTH_MODE=token before importing ray, or call ray.init() yourself first"
-        )
-    return ray
+    return runs._import_ray()
 
 
 def join_cluster(ray: Any, address: str | None) -> bool:
     """Use the cluster that is there, the one at ``address``, or start one here; True if it was started or joined here."""
+    from sheafdeq.training.engines import ray as runs
+
     if ray.is_initialized():
         return False
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    if address is not None:
-        try:
-            if address not in ("auto", "local"):  # Ray ends the process when nobody answers: look first
-                host, _, port = address.rpartition(":")
-                socket.create_connection((host, int(port)), timeout=10).close()
-            ray.init(address=address, **options)
-        except (OSError, ValueError, ConnectionError, RuntimeError) as error:
-            raise UsageError(
-                f"no Ray cluster could be joined at {address!r} ({error}): start one with "
-                "`RAY_AUTH_MODE=token ray start --head --port PORT --include-dashboard=false` and give HOST:PORT"
-            ) from error
-    else:
-        ray.init(include_dashboard=False, _node_ip_address=LOOPBACK, **options)
+    if address is None:
+        runs._start(ray, os.cpu_count() or 1, None)
+        return True
+    try:
+        host, _, port = address.rpartition(":")
+        socket.create_connection((host, int(port)), timeout=10).close()  # Ray ends the process when nobody answers
+        runs._start(ray, 1, address)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UsageError(
+            f"no Ray cluster could be joined at {address!r} ({error}): start one with "
+            "`RAY_AUTH_MODE=token ray start --head --port PORT --include-dashboard=false` and give HOST:PORT"
+        ) from error
     return True
 
 
@@ -114,7 +103,7 @@ class RayActors:
 
     def start(self) -> None:
         """Join or start a cluster, see that every machine has the package, and make the actors."""
-        ray = self.ray = import_ray()
+        ray = self.ray = import_ray(self.address)
         self.joined = join_cluster(ray, self.address)
         _probe(ray)
         host = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0, concurrency_groups=CONCURRENCY)(_Host)

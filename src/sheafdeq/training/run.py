@@ -235,6 +235,7 @@ def train(
     engine: str = "direct",
     expected: Identity | None = None,
     download: bool = False,
+    attach: Callable[[GraphModel], None] | None = None,
 ) -> RunResult:
     """Train one configuration and return its record and its best-validation model.
 
@@ -243,14 +244,16 @@ def train(
       ``stop_at_score`` in the configuration for that).
     * ``suspend_when(metrics)``: a reason to save the state and raise :class:`Suspended`, or None. Ctrl-C and SIGTERM do the same.
     * ``penalty``, ``task``: objects of your own instead of the configured ones; cannot be stored either.
+    * ``attach(model)``: called with the fresh model, to have its solves run elsewhere (in parts); cannot be stored either, because
+      sums in another order are other bits.
     * ``download``: consent to fetching missing data files; a configuration cannot give it.
     * ``expected``: the identity a sweep has computed; a different code digest (the sources were edited meanwhile) is refused.
     """
-    if out is not None and any(value is not None for value in (stop_when, penalty, task)):
-        raise InputError("stop_when, penalty and task are not part of the configuration, so the run cannot be stored: omit out")
+    if out is not None and any(value is not None for value in (stop_when, penalty, task, attach)):
+        raise InputError("stop_when, penalty, task and attach are not part of the configuration, so the run cannot be stored: omit out")
     if out is None:
         return _train(config, task if task is not None else task_of(config, download=download), None, None, resume, progress_from(progress),
-                      stop_when, suspend_when, penalty, checkpoint_seconds, engine)  # fmt: skip
+                      stop_when, suspend_when, penalty, checkpoint_seconds, engine, attach)  # fmt: skip
     store = RunStore(out)
     identity = expected
     if identity is not None and store.finished(identity.id):
@@ -292,6 +295,7 @@ def _train(
     penalty: Penalty | None,
     checkpoint_seconds: float,
     engine: str,
+    attach: Callable[[GraphModel], None] | None = None,
 ) -> RunResult:
     threads = torch.get_num_threads()
     torch.set_num_threads(config.threads)
@@ -299,6 +303,8 @@ def _train(
     try:
         with torch.random.fork_rng(devices=[]), interrupt.listening():
             trainer = Trainer(config, task, penalty)
+            if attach is not None:
+                attach(trainer.model)
             start: str | None = None
             if config.init_from is not None:
                 parameters, facts = load_checkpoint(start_of(config.init_from, store))
