@@ -14,7 +14,7 @@ from sheafdeq.training.augmentation import augmented, check_augmentation
 from sheafdeq.training.average import WeightAverage
 from sheafdeq.training.config import AugmentationConfig, PenaltyConfig, SolveConfig, TrainingConfig
 from sheafdeq.training.loop import Trainer, evaluate
-from sheafdeq.training.penalty import SettlingPenalty
+from sheafdeq.training.penalty import SettlingPenalty, _independent_nodes, sampled_row_sums
 from sheafdeq.training.run import Suspended, task_of, train
 from sheafdeq.training.solving import check_solves, random_positive_start, run_for_training
 
@@ -24,7 +24,7 @@ EVERYTHING = {
     "weight_average": 0.9,
     "solves": {"steps": [2, 5], "random_start": 0.5, "start_scale": [0.01, 100.0], "step_noise": 0.01, "detached_steps": [0, 2]},
     "augmentation": {"feature_noise": 0.1, "feature_shift": 0.2, "edge_dropout": 0.2},
-    "penalties": {"residual_weight": 1.0, "residual_max_weight": 0.1, "jacobian_weight": 0.01, "ramp": [0.2, 0.8]},
+    "penalties": {"residual_weight": 1.0, "residual_max_weight": 0.1, "jacobian_weight": 0.01, "row_sum_weight": 0.01, "ramp": [0.2, 0.8]},
 }
 
 
@@ -228,3 +228,51 @@ def test_before_the_ramp_a_penalised_run_is_the_plain_one(small):
     plain, penalised = (train(small(max_epochs=8, penalties=p)).record.curves["loss"] for p in ({}, weights))
     assert penalised[:4] == plain[:4]
     assert penalised[6:] != plain[6:]
+
+
+# ---------------------------------------------------------------------- row sums
+
+
+def test_sampled_row_sums_are_those_of_the_dense_jacobian():
+    torch.manual_seed(0)
+    graph = load_task("community", level=5, nodes=30, k=2, train_seeds=[1], test_seeds=[3]).train.graph.to(dtype=torch.float64)
+    model = build_model("sheafdeq", SHAPE, shift=1.3).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2)
+    context = model.prepare(graph)
+    state = model.solve(context, graph, steps=3).value.detach()
+    columns = state.shape[1]
+    dense = torch.autograd.functional.jacobian(
+        lambda x: model.step(x.reshape(state.shape).exp(), context).log().reshape(-1), state.log().reshape(-1)
+    )
+    exact = dense.abs().sum(dim=1)
+    seen = set()
+    for _ in range(20):
+        generator = torch.get_rng_state()
+        sums = sampled_row_sums(model, state, context, graph, step=1e-6)
+        torch.set_rng_state(generator)  # the same draws again
+        nodes = _independent_nodes(graph)
+        chosen = torch.randint(columns, (len(nodes),))
+        torch.testing.assert_close(sums, exact[nodes * columns + chosen], rtol=1e-4, atol=1e-6)
+        seen |= set(nodes.tolist())
+    assert len(seen) > 15  # every node has its chance
+
+
+def test_independent_nodes_read_no_common_node(graph):
+    for _ in range(5):
+        nodes = _independent_nodes(graph)
+        read = [{int(v), *graph.source[graph.target == v].tolist()} for v in nodes]
+        assert len(set().union(*read)) == sum(map(len, read))
+
+
+def test_the_row_sum_penalty_has_gradients_and_vanishes_below_its_target(graph, model):
+    output = model.run(graph)
+    for target, zero in ((1e-3, False), (1e6, True)):
+        model.zero_grad()
+        penalty = SettlingPenalty(PenaltyConfig(row_sum_weight=1.0, row_sum_target=target))
+        value = penalty(output, model, graph)
+        assert (float(value.detach()) == 0) == zero
+        value.backward(retain_graph=True)
+        largest = max(float(p.grad.abs().max()) for p in model.parameters() if p.grad is not None)
+        assert (largest == 0) == zero

@@ -87,6 +87,8 @@ class PenaltyConfig(_Frozen):
     rate_target: float = Field(default=0.9, gt=0, le=1)
     jacobian_weight: float = Field(default=0.0, ge=0)
     agreement_weight: float = Field(default=0.0, ge=0)
+    row_sum_weight: float = Field(default=0.0, ge=0)
+    row_sum_target: float = Field(default=0.9, gt=0)  # absolute row sums of J below this cost nothing
     steps: int | None = Field(default=None, ge=1)  # penalise the state after this many steps instead of the trained horizon
     ramp: tuple[float, float] | None = None
     """Shares (a, b) of ``max_epochs``: no penalty before a, the full weights from b on, linear
@@ -101,8 +103,8 @@ class PenaltyConfig(_Frozen):
     @property
     def active(self) -> bool:
         """Whether any weight is positive."""
-        weights = (self.residual_weight, self.residual_max_weight, self.rate_weight, self.jacobian_weight, self.agreement_weight)
-        return max(weights) > 0
+        weights = (self.residual_weight, self.residual_max_weight, self.rate_weight, self.jacobian_weight)
+        return max(*weights, self.agreement_weight, self.row_sum_weight) > 0
 
 
 class SolveConfig(_Frozen):
@@ -248,6 +250,8 @@ class TrainingConfig(_Frozen):
             (values["penalties"], "jacobian_weight", 0.0),
             (values["penalties"], "agreement_weight", 0.0),
             (values["penalties"], "ramp", None),
+            (values["penalties"], "row_sum_weight", 0.0),
+            (values["penalties"], "row_sum_target", 0.9),
             (values, "solves", SolveConfig().model_dump(mode="json")),
             (values, "augmentation", AugmentationConfig().model_dump(mode="json")),
             (values, "weight_average", None),

@@ -9,7 +9,8 @@ the penalty of a graph union is
     residual_weight * mean_v r_v^2  +  residual_max_weight * max_v r_v^2
     +  rate_weight * mean over graphs of relu(sqrt(sum s_v^2 / (sum r_v^2 + eps)) - rate_target)^2
     +  jacobian_weight * |J|^2_F / (n c) as estimated by :func:`squared_jacobian`
-    +  agreement_weight * mean_v |y_v - z_v|^2 / (|z_v|^2 + eps),
+    +  agreement_weight * mean_v |y_v - z_v|^2 / (|z_v|^2 + eps)
+    +  row_sum_weight * mean over sampled rows i of relu(sum_j |J_ij| - row_sum_target)^2  (:func:`sampled_row_sums`),
 
 where y is reached by as many steps from another positive start, log-normal at a scale drawn anew each time between 1e-3 and 1e3;
 z is held constant in the last term: the other start is pulled to where the model's own start ends, not the reverse.
@@ -30,6 +31,11 @@ residual penalty only sees the direction the iteration happens to move in.
 J v is taken as the difference quotient (f(log z + eps v) - f(log z)) / eps: one further evaluation of the map, with first-order
 gradients only, so that it works with every kernel and model. The quotient is exact for maps linear in log coordinates and
 has an error of order eps otherwise.
+
+**Row sums.** The local rate of T in Thompson's metric is the largest absolute row sum of J, and asynchronous iteration wants the Perron
+root of |J|, which is at most that, below one. A row of J is one vector-Jacobian product; rows of nodes that read no common node can
+share one, so :func:`sampled_row_sums` draws a random set of such nodes and one coordinate of each. With v the signs of these rows,
+(J v)_i is the absolute sum of row i, again as a difference quotient.
 """
 
 from __future__ import annotations
@@ -46,7 +52,7 @@ from sheafdeq.errors import InputError
 from sheafdeq.training.config import PenaltyConfig
 from sheafdeq.training.solving import random_positive_start
 
-__all__ = ["Penalty", "SettlingPenalty", "squared_jacobian"]
+__all__ = ["Penalty", "SettlingPenalty", "sampled_row_sums", "squared_jacobian"]
 
 Penalty = Callable[[Output, GraphModel, Graph], Tensor]
 
@@ -101,6 +107,10 @@ class SettlingPenalty:
             start = random_positive_start(state, AGREEMENT_SCALES)
             other = model.solve(context, graph, steps=config.steps, initial_state=start).value
             total = total + config.agreement_weight * _relative_change_squared(other, state.detach()).mean()
+        if config.row_sum_weight:
+            excess = torch.relu(sampled_row_sums(model, state, context, graph, image) - config.row_sum_target)
+            if excess.numel():
+                total = total + config.row_sum_weight * excess.square().mean()
         return total
 
 
@@ -124,6 +134,41 @@ def squared_jacobian(
     else:
         change = model.step(state + step * signs, context) - image
     return (change / step).square().mean()
+
+
+def sampled_row_sums(
+    model: EquilibriumModel, state: Tensor, context: object, graph: Graph, image: Tensor | None = None, *, step: float = STEP
+) -> Tensor:
+    """(k,) absolute sums of k random rows of J, no two of which read a common node; differentiable.
+
+    ``image`` is T(state) where it is known already; log coordinates for positive states, as in :func:`squared_jacobian`.
+    """
+    image = model.step(state, context) if image is None else image
+    if state.numel() == 0:
+        return state.new_zeros(0)
+    nodes = _independent_nodes(graph)
+    columns = torch.randint(state.shape[1], (len(nodes),), device=state.device)
+    positive = bool((state.detach() > 0).all()) and bool((image.detach() > 0).all())
+    with torch.enable_grad():
+        point = state.detach().log() if positive else state.detach().clone()
+        point.requires_grad_(True)
+        there = model.step(point.exp(), context).log() if positive else model.step(point, context)
+        (rows,) = torch.autograd.grad(there[nodes, columns].sum(), point)
+    signs = rows.sign()
+    if positive:
+        change = model.step(state * torch.exp(step * signs), context).log() - image.log()
+    else:
+        change = model.step(state + step * signs, context) - image
+    return change[nodes, columns] / step
+
+
+def _independent_nodes(graph: Graph) -> Tensor:
+    """(k,) random nodes, as many as one round of drawing lots gives, whose closed in-neighbourhoods are disjoint."""
+    lots = torch.randperm(graph.num_nodes, device=graph.x.device)
+    # heard[j]: the highest lot among j and all who read j; a node wins if it has the highest at all it reads.
+    heard = lots.scatter_reduce(0, graph.source, lots[graph.target], "amax", include_self=True)
+    highest = heard.scatter_reduce(0, graph.target, heard[graph.source], "amax", include_self=True)
+    return (highest == lots).nonzero().flatten()
 
 
 def _relative_change_squared(image: Tensor, state: Tensor) -> Tensor:
