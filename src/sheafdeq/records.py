@@ -249,8 +249,16 @@ class _RunConfig(_Part):
     task: _NamedPart
     model: _NamedPart
     schedule: _SchedulePart
-    penalties: dict[str, float | int | list[float | int] | None]
+    penalties: dict[str, Any]
     init_from: str | None
+
+    @field_validator("penalties")
+    @classmethod
+    def _weights_are_numbers(cls, penalties: dict[str, Any]) -> dict[str, Any]:
+        for key, value in penalties.items():
+            if key.endswith("weight") and not isinstance(value, int | float):
+                raise ValueError(f"{key} is no number")
+        return penalties
 
 
 class RunRecord(_Frozen):

@@ -14,7 +14,17 @@ from typing import Any, NoReturn
 
 from sheafdeq.options import SEED, suggestion
 
-__all__ = ["Parser", "folder", "fraction", "names_of", "new_folder", "number", "seed", "whole"]
+__all__ = [
+    "Parser",
+    "names_of",
+    "output_folder",
+    "present_folder",
+    "printable",
+    "real_number",
+    "seed_number",
+    "share",
+    "whole_number",
+]
 
 
 class Parser(argparse.ArgumentParser):
@@ -48,7 +58,7 @@ def printable(text: str) -> str:
 # ---------------------------------------------------------------------- values
 
 
-def whole(low: int = 1, high: int = 10**9) -> Callable[[str], int]:
+def whole_number(low: int = 1, high: int = 10**9) -> Callable[[str], int]:
     """A whole number within limits."""
 
     def convert(text: str) -> int:
@@ -63,7 +73,7 @@ def whole(low: int = 1, high: int = 10**9) -> Callable[[str], int]:
     return convert
 
 
-def number(low: float = -math.inf, high: float = math.inf, *, above: bool = False) -> Callable[[str], float]:
+def real_number(low: float = -math.inf, high: float = math.inf, *, above: bool = False) -> Callable[[str], float]:
     """A finite number within limits; ``above`` leaves the lower limit itself out."""
 
     def convert(text: str) -> float:
@@ -80,23 +90,23 @@ def number(low: float = -math.inf, high: float = math.inf, *, above: bool = Fals
     return convert
 
 
-fraction = number(0.0, 1.0)
+share = real_number(0.0, 1.0)
 """A share or a probability, 0 to 1."""
 
 
-def seed(text: str) -> int:
+def seed_number(text: str) -> int:
     """What a random generator takes."""
-    return whole(int(SEED.low), int(SEED.high))(text)
+    return whole_number(int(SEED.low), int(SEED.high))(text)
 
 
-def folder(text: str) -> str:
+def present_folder(text: str) -> str:
     """A folder that is there."""
     if not _is_folder(text):
         raise argparse.ArgumentTypeError(f"{text[:200]!r} is not a folder" + ("" if _exists(text) else ": there is nothing of that name"))
     return text
 
 
-def new_folder(text: str) -> str:
+def output_folder(text: str) -> str:
     """A folder to write into: there already, or one that can be made."""
     for place in [Path(text), *Path(text).parents]:
         if _exists(str(place)):

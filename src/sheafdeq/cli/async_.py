@@ -6,6 +6,7 @@ import json
 import sys
 from typing import Any
 
+from sheafdeq.cli.arguments import real_number, seed_number, share, whole_number
 from sheafdeq.cli.subject import FINITE_HORIZON, Subject, add_subject_options, command_line, subjects, write_record
 from sheafdeq.errors import UsageError
 
@@ -29,26 +30,35 @@ def configure(commands: Any) -> None:
         default=["1,0", "2,1", "5,2", "8,4"],
         help="update window and largest delay, in slots (default 1,0 2,1 5,2 8,4)",
     )
-    parser.add_argument("--samples", type=int, default=20, help="schedules of each kind (default 20)")
-    parser.add_argument("--work", type=float, default=500, help="mean updates a node (default 500)")
+    parser.add_argument("--samples", type=whole_number(1, 10**6), default=20, help="schedules of each kind (default 20)")
+    parser.add_argument("--work", type=real_number(0, 1e9, above=True), default=500, help="mean updates a node (default 500)")
     parser.add_argument(
         "--reference",
         default="converged",
         help="synchronous reference: converged (default), finite:K, or paper (420 iterations; 500 without pre-norm)",
     )
-    parser.add_argument("--reference-steps", type=int, default=5000, help="iterations before it is given up (default 5000)")
-    parser.add_argument("--tolerance", type=float, default=1e-6, help="relative update that counts as converged (default 1e-6)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the first schedule (default 0)")
-    parser.add_argument("--loss", type=float, default=0.0, metavar="P", help="share of messages lost")
-    parser.add_argument("--duplication", type=float, default=0.0, metavar="P", help="share of messages delivered twice")
+    parser.add_argument(
+        "--reference-steps", type=whole_number(1, 10**8), default=5000,
+        help="iterations before it is given up (default 5000)",
+    )
+    parser.add_argument(
+        "--tolerance", type=real_number(0, above=True), default=1e-6,
+        help="relative update that counts as converged (default 1e-6)",
+    )
+    parser.add_argument("--seed", type=seed_number, default=0, help="seed of the first schedule (default 0)")
+    parser.add_argument("--loss", type=share, default=0.0, metavar="P", help="share of messages lost")
+    parser.add_argument("--duplication", type=share, default=0.0, metavar="P", help="share of messages delivered twice")
     parser.add_argument("--reordering", action="store_true", help="receivers read what arrived last, not what is newest")
-    parser.add_argument("--limit", type=int, default=64, help="slots without news before a lossy link retransmits (default 64)")
-    parser.add_argument("--sleep", type=float, default=0.0, metavar="P", help="chance that a node falls asleep after an update")
-    parser.add_argument("--sleep-slots", type=int, default=0, metavar="N", help="longest sleep, in slots")
+    parser.add_argument(
+        "--limit", type=whole_number(1, 10**6), default=64,
+        help="slots without news before a lossy link retransmits (default 64)",
+    )
+    parser.add_argument("--sleep", type=share, default=0.0, metavar="P", help="chance that a node falls asleep after an update")
+    parser.add_argument("--sleep-slots", type=whole_number(0, 10**6), default=0, metavar="N", help="longest sleep, in slots")
     parser.add_argument("--faults", action="store_true", help="instead of --schedules: a list of unreliable channels at (5, 2)")
     parser.add_argument("--tau-sweep", action="store_true", help="instead of --schedules: (1, tau) for tau = 0, 1, 2, 4, ..., 64")
     parser.add_argument(
-        "--warm", type=int, default=0, metavar="N",
+        "--warm", type=whole_number(0, 10**7), default=0, metavar="N",
         help="with --schedules: begin at the state after N synchronous iterations, to tell a recurrence that cannot bear delays "
         "from one whose transient leads elsewhere under delays (default 0: the model's own start)",
     )  # fmt: skip
@@ -61,8 +71,6 @@ def run(options: Any) -> int:
         raise UsageError("--faults and --tau-sweep are two studies: run them one after the other")
     if options.warm and (options.faults or options.tau_sweep):
         raise UsageError("--warm goes with --schedules, not with --faults or --tau-sweep")
-    if options.warm < 0:
-        raise UsageError(f"--warm must not be negative, got {options.warm}")
     kind = "faults" if options.faults else "tau-sweep" if options.tau_sweep else "warm" if options.warm else "schedules"
     conditions = conditions_of(options)
     results = []
@@ -101,8 +109,8 @@ def conditions_of(options: Any) -> list[Any]:
     conditions = []
     for text in options.schedules:
         window, separator, delay = text.partition(",")
-        if not separator or not window.isdecimal() or not delay.isdecimal():
-            raise UsageError(f"a schedule is S,TAU such as 5,2, got {text!r}")
+        if not separator or not window.isdecimal() or not delay.isdecimal() or len(text) > 20:
+            raise UsageError(f"a schedule is S,TAU such as 5,2, got {text[:40]!r}")
         conditions.append(
             Schedule(int(window), int(delay), seed, channel, sleep=options.sleep, sleep_slots=options.sleep_slots)
         )

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from sheafdeq.cli.arguments import output_folder, present_folder, seed_number, whole_number
 from sheafdeq.errors import InputError, SheafDEQError, UsageError
 
 SCHEMA = "sheafdeq.certificate/2"
@@ -32,23 +33,27 @@ def configure(commands: Any) -> None:
         nargs="?",
         help="a run directory or checkpoint, or the name of a model (then with fresh weights drawn with --seed)",
     )
-    parser.add_argument("--all", metavar="FOLDER", help="one table over every trained checkpoint below FOLDER; with --out, resumable")
+    parser.add_argument(
+        "--all", type=present_folder, metavar="FOLDER",
+        help="one table over every trained checkpoint below FOLDER; with --out, resumable",
+    )
     parser.add_argument("--fresh", action="store_true", help="with --all: examine again what --out already holds")
     parser.add_argument("--format", choices=["text", "markdown"], default="text", help="of the table of --all (default text)")
-    parser.add_argument("--audit", metavar="DRAWS", type=int, help="try to catch false certificates in this many random problems")
+    parser.add_argument("--audit", metavar="DRAWS", type=whole_number(),
+        help="try to catch false certificates in this many random problems")
     parser.add_argument(
-        "--audit-solves", metavar="DRAWS", type=int, help="try to catch false statuses and gradients in solves with known answers"
+        "--audit-solves", metavar="DRAWS", type=whole_number(), help="try to catch false statuses and gradients in solves with known answers"
     )
-    parser.add_argument("--first", type=int, default=0, help="number of the first draw of an audit (default 0)")
-    parser.add_argument("--table", metavar="FOLDER", help="the table from the certificates stored in FOLDER, whatever their scheme")
+    parser.add_argument("--first", type=whole_number(0), default=0, help="number of the first draw of an audit (default 0)")
+    parser.add_argument("--table", type=present_folder, metavar="FOLDER", help="the table from the certificates stored in FOLDER, whatever their scheme")
     parser.add_argument("--task", help="task to take the graph from (default: the run's own)")
-    parser.add_argument("--level", type=int, help="heterophily level of a community task")
+    parser.add_argument("--level", type=whole_number(0, 10), help="heterophily level of a community task")
     parser.add_argument("--split", choices=["train", "validation", "test"], default="test", help="default test")
     parser.add_argument("--graph", default="0", help="number of one graph of the split, or 'all' (default 0)")
     parser.add_argument("--effort", choices=["quick", "normal", "thorough"], default="normal", help="default normal")
-    parser.add_argument("--seed", type=int, default=0, help="of the starts, and of fresh weights (default 0)")
-    parser.add_argument("--threads", type=int, help="threads of torch (default: torch's own)")
-    parser.add_argument("--out", metavar="DIR", help="write certificates (and witness states) into this folder")
+    parser.add_argument("--seed", type=seed_number, default=0, help="of the starts, and of fresh weights (default 0)")
+    parser.add_argument("--threads", type=whole_number(1, 1024), help="threads of torch (default: torch's own)")
+    parser.add_argument("--out", type=output_folder, metavar="DIR", help="write certificates (and witness states) into this folder")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 

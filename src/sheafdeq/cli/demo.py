@@ -12,8 +12,6 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from sheafdeq.errors import UsageError
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -21,6 +19,8 @@ if TYPE_CHECKING:
     from sheafdeq.data.task import Split
     from sheafdeq.equilibrium import EquilibriumModel
     from sheafdeq.training import TrainingConfig
+
+from sheafdeq.cli.arguments import real_number, seed_number, whole_number
 
 __all__ = ["configure", "run"]
 
@@ -42,12 +42,12 @@ def configure(commands: Any) -> None:
         "accuracy passes a goal, continue both recurrences from three starts, and say what can be proved about each.",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object (progress goes to standard error)")
-    parser.add_argument("--level", type=int, default=10, help="rewiring level 0..10 (default 10)")
-    parser.add_argument("--seed", type=int, default=42, help="parameter-initialisation seed (default 42)")
-    parser.add_argument("--goal", type=float, default=95.0, help="validation accuracy in per cent to stop at (default 95)")
-    parser.add_argument("--epochs", type=int, default=400, help="give up after this many epochs (default 400)")
-    parser.add_argument("--threads", type=int, default=None, help="threads (default: all that torch uses)")
-    parser.add_argument("--nodes", type=int, default=1500, help="nodes of each graph (default 1500; smaller is faster)")
+    parser.add_argument("--level", type=whole_number(0, 10), default=10, help="rewiring level 0..10 (default 10)")
+    parser.add_argument("--seed", type=seed_number, default=42, help="parameter-initialisation seed (default 42)")
+    parser.add_argument("--goal", type=real_number(), default=95.0, help="validation accuracy in per cent to stop at (default 95)")
+    parser.add_argument("--epochs", type=whole_number(1, 10**7), default=400, help="give up after this many epochs (default 400)")
+    parser.add_argument("--threads", type=whole_number(1, 1024), default=None, help="threads (default: all that torch uses)")
+    parser.add_argument("--nodes", type=whole_number(30, 10**6), default=1500, help="nodes of each graph (default 1500; smaller is faster)")
     parser.set_defaults(run=run)
 
 
@@ -58,8 +58,6 @@ def run(options: argparse.Namespace) -> int:
     from sheafdeq.training.config import TrainingConfig
     from sheafdeq.training.recipe import recipe
 
-    if options.epochs < 1 or options.nodes < 30 or not 0 <= options.level <= 10:
-        raise UsageError("--epochs must be at least 1, --nodes at least 30 and --level between 0 and 10")
     threads = options.threads or torch.get_num_threads()
     common: dict[str, Any] = {
         "task": {

@@ -6,6 +6,7 @@ import json
 import sys
 from typing import Any
 
+from sheafdeq.cli.arguments import real_number, seed_number, whole_number
 from sheafdeq.cli.subject import Subject, add_subject_options, command_line, subjects, write_record
 
 
@@ -18,11 +19,20 @@ def configure(commands: Any) -> None:
         "starts, the observed Thompson rate and the Jacobian's spectral radius at the end. Observations, not guarantees.",
     )
     add_subject_options(parser, graph="all")
-    parser.add_argument("--iterations", type=int, default=100, help="default 100")
-    parser.add_argument("--seed", type=int, default=0, help="of the random starts (default 0)")
-    parser.add_argument("--settling-tolerance", type=float, default=1e-3, help="relative change of a node at rest (default 1e-3)")
-    parser.add_argument("--damping", type=float, default=1.0, metavar="A", help="take the share A of every step (default 1)")
-    parser.add_argument("--undamped", type=int, default=0, metavar="M", help="leave the first M steps undamped (default 0)")
+    parser.add_argument("--iterations", type=whole_number(1, 10**7), default=100, help="default 100")
+    parser.add_argument("--seed", type=seed_number, default=0, help="of the random starts (default 0)")
+    parser.add_argument(
+        "--settling-tolerance", type=real_number(0, above=True), default=1e-3,
+        help="relative change of a node at rest (default 1e-3)",
+    )
+    parser.add_argument(
+        "--damping", type=real_number(0, 1, above=True), default=1.0, metavar="A",
+        help="take the share A of every step (default 1)",
+    )
+    parser.add_argument(
+        "--undamped", type=whole_number(0, 10**7), default=0, metavar="M",
+        help="leave the first M steps undamped (default 0)",
+    )
     parser.add_argument("--no-spectrum", action="store_true", help="leave the spectral radius out")
     parser.set_defaults(run=run)
 

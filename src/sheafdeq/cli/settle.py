@@ -6,6 +6,7 @@ import argparse
 import json
 from typing import Any
 
+from sheafdeq.cli.arguments import output_folder, real_number
 from sheafdeq.errors import UsageError
 
 
@@ -18,7 +19,7 @@ def configure(commands: Any) -> None:
         "Each stage is stored as a run of its own; finished stages are reused, interrupted ones resumed.",
     )
     parser.add_argument("run_path", metavar="RUN", help="directory of a finished run")
-    parser.add_argument("--out", metavar="DIR", required=True, help="run store for the stages")
+    parser.add_argument("--out", type=output_folder, metavar="DIR", required=True, help="run store for the stages")
     parser.add_argument(
         "--stage",
         metavar="KEY=VALUE,...",
@@ -27,7 +28,7 @@ def configure(commands: Any) -> None:
         help="a stage instead of the default ones, repeatable: epochs, learning_rate, residual_weight, residual_max_weight, "
         "jacobian_weight, agreement_weight, steps",
     )
-    parser.add_argument("--checkpoint-seconds", type=float, default=30.0, help="how often the state is saved (default 30)")
+    parser.add_argument("--checkpoint-seconds", type=real_number(0), default=30.0, help="how often the state is saved (default 30)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 

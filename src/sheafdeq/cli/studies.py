@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from sheafdeq.cli.arguments import output_folder, real_number, whole_number
 from sheafdeq.cli.choice import PAPER_CHECKPOINTS, Choice, add_choice_options, choice_of
 from sheafdeq.errors import UsageError
 
@@ -17,13 +18,19 @@ def configure(commands: Any) -> None:
         description="Run diagnose, async (schedules, delays up to 64, unreliable channels) and figures, one after the other.",
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", help="run directories, or folders of runs")
-    parser.add_argument("--results", default="results", metavar="DIR", help="records go below this folder (default results)")
-    parser.add_argument("--figures", default="docs/figures", metavar="DIR", help="default docs/figures")
-    parser.add_argument("--samples", type=int, default=20, help="schedules of each kind (default 20; sweeps take a quarter of it)")
-    parser.add_argument("--work", type=float, default=500, help="mean updates a node (default 500)")
-    parser.add_argument("--iterations", type=int, default=100, help="of diagnose (default 100)")
-    parser.add_argument("--threshold", type=float, default=80.0, help="validation score a chosen run must reach (default 80)")
-    parser.add_argument("--threads", type=int, default=1, help="threads of torch (default 1)")
+    parser.add_argument(
+        "--results", type=output_folder, default="results", metavar="DIR",
+        help="records go below this folder (default results)",
+    )
+    parser.add_argument("--figures", type=output_folder, default="docs/figures", metavar="DIR", help="default docs/figures")
+    parser.add_argument(
+        "--samples", type=whole_number(1, 10**6), default=20,
+        help="schedules of each kind (default 20; sweeps take a quarter of it)",
+    )
+    parser.add_argument("--work", type=real_number(0, 1e9, above=True), default=500, help="mean updates a node (default 500)")
+    parser.add_argument("--iterations", type=whole_number(1, 10**7), default=100, help="of diagnose (default 100)")
+    parser.add_argument("--threshold", type=real_number(), default=80.0, help="validation score a chosen run must reach (default 80)")
+    parser.add_argument("--threads", type=whole_number(1, 1024), default=1, help="threads of torch (default 1)")
     parser.add_argument(
         "--paper", action="store_true",
         help="the paper's three checkpoints (level 7, its protocol; SheafDEQ and ablation seed 43, Loop Transformer seed 42): "

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sheafdeq.cli.arguments import output_folder, real_number, whole_number
 from sheafdeq.cli.choice import Choice, add_choice_options, choice_of
 from sheafdeq.errors import InputError, RecordError, UsageError
 
@@ -88,13 +89,13 @@ def add_subject_options(parser: Any, graph: str) -> None:
         help="a run directory; or a folder of runs, of which the paper's rule chooses one for each model: lowest seed whose "
         "validation score reaches --threshold",
     )
-    parser.add_argument("--threshold", type=float, default=80.0, help="validation score a chosen run must reach (default 80)")
+    parser.add_argument("--threshold", type=real_number(), default=80.0, help="validation score a chosen run must reach (default 80)")
     parser.add_argument("--split", choices=["train", "validation", "test"], default="test", help="default test")
     parser.add_argument("--graph", default=graph, help=f"number of one graph of the split, or 'all' (default {graph})")
     parser.add_argument("--label", help="legend text of the (single) run, to tell it from others of the same model")
     parser.add_argument("--double", action="store_true", help="convert model and data to float64 first")
-    parser.add_argument("--threads", type=int, help="threads of torch (default: torch's own)")
-    parser.add_argument("--out", metavar="DIR", help="write one record a model into this folder")
+    parser.add_argument("--threads", type=whole_number(1, 1024), help="threads of torch (default: torch's own)")
+    parser.add_argument("--out", type=output_folder, metavar="DIR", help="write one record a model into this folder")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_choice_options(parser)
 
@@ -131,7 +132,10 @@ def load_subject(
     model = load_model(path)
     if not isinstance(model, EquilibriumModel):
         raise InputError(f"{path}: {record.model.title} is feed-forward, there is no recurrence to examine")
-    task = task_of(TrainingConfig.of_record(record.config, record.id))
+    try:
+        task = task_of(TrainingConfig.of_record(record.config, record.id))
+    except InputError as error:  # the record, not the command line, asks for it
+        raise RecordError(f"{path}: the configuration of this run cannot be used here: {error}") from error
     if task.digest != record.task.digest:
         raise RecordError(f"{path}: the task's data are not those the run was trained on (digest differs)")
     dtype = torch.float64 if double else next(model.parameters()).dtype
@@ -147,23 +151,25 @@ def one_graph(split: Split, objective: Objective, number: str) -> Split:
     from sheafdeq.training.parts import cut
 
     count = split.graph.num_graphs
-    if not number.isdecimal() or int(number) >= count:
+    if not number.isdecimal() or len(number) > 9 or int(number) >= count:
         raise UsageError(f"--graph must be 'all' or a number from 0 to {count - 1}, got {number!r}")
     return split if count == 1 else cut(split, objective, (int(number), int(number) + 1))[0]
 
 
 def _expand(path: Path, threshold: float, choice: Choice) -> list[Path]:
     """A run directory itself, or the runs the paper's rule chooses from a folder of runs."""
-    from sheafdeq.records import RECORD_FILE, read_record
+    from sheafdeq.records import RECORD_FILE, read_record, refuse_unreadable
+    from sheafdeq.regular_file import files_below
 
     if (path / RECORD_FILE).is_file():
         return [path]
     if not path.is_dir():
         raise UsageError(f"{path}: neither a run directory nor a folder of runs")
-    candidates = []
-    for found in sorted(path.rglob(RECORD_FILE)):
-        if not any(part.startswith(".") for part in found.relative_to(path).parts):
-            candidates.append((found.parent, read_record(found.parent)))
+    candidates = [
+        (found.parent, read_record(found.parent))
+        for found in files_below(path, RECORD_FILE, refuse_unreadable)
+        if found.name == RECORD_FILE
+    ]
     chosen = choose(candidates, threshold, choice)
     if not chosen:
         asked = "" if choice.empty else f" and {' '.join(choice.words())}"

@@ -7,6 +7,8 @@ import json
 import sys
 from typing import Any
 
+from sheafdeq.cli.arguments import output_folder, real_number, whole_number
+
 
 def configure(commands: Any) -> None:
     """Add the command and its two sub-commands."""
@@ -22,11 +24,11 @@ def configure(commands: Any) -> None:
     )
     _common(runner)
     runner.add_argument("--engine", choices=["local", "ray"], default="local", help="worker processes here (default), or Ray")
-    runner.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at the same time (default 1)")
+    runner.add_argument("--jobs", type=whole_number(1, 1024), default=1, metavar="N", help="runs at the same time (default 1)")
     runner.add_argument(
         "--budget", metavar="EPOCHS|HOURS", help="stop after so many epochs in all (500) or so much time (2h); run again to go on"
     )
-    runner.add_argument("--checkpoint-seconds", type=float, default=30.0, help="how often a run's state is saved (default 30)")
+    runner.add_argument("--checkpoint-seconds", type=real_number(0), default=30.0, help="how often a run's state is saved (default 30)")
     runner.add_argument("--download", action="store_true", help="allow missing data files to be fetched and checked")
     runner.add_argument("--ray-address", metavar="ADDRESS", help="a running Ray cluster (default: start one on this machine)")
     runner.set_defaults(run=run)
@@ -42,7 +44,7 @@ def configure(commands: Any) -> None:
         description="Copy the records of a sweep's finished runs into a folder that tables read, under telling names.",
     )
     _common(export)
-    export.add_argument("--results", metavar="DIR", default="results", help="folder to copy into (default results)")
+    export.add_argument("--results", type=output_folder, metavar="DIR", default="results", help="folder to copy into (default results)")
     export.add_argument("--checkpoints", action="store_true", help="copy whole run directories, with their checkpoints")
     export.set_defaults(run=copy_records)
     listing = actions.add_parser("list", help="the presets", description="Presets that ship with the package.")
@@ -52,9 +54,9 @@ def configure(commands: Any) -> None:
 
 def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("preset", metavar="PRESET", help="a preset (see `sheafdeq sweep list`) or a .toml file")
-    parser.add_argument("--out", metavar="DIR", default="runs", help="run store (default runs)")
+    parser.add_argument("--out", type=output_folder, metavar="DIR", default="runs", help="run store (default runs)")
     parser.add_argument("--shard", metavar="I/N", help="only the I-th of N parts, 1 <= I <= N (a SLURM array)")
-    parser.add_argument("--threads", type=int, help="threads of each run (default 1; part of the runs' identity)")
+    parser.add_argument("--threads", type=whole_number(1, 1024), help="threads of each run (default 1; part of the runs' identity)")
     parser.add_argument(
         "--set", metavar="KEY=VALUE", action="append", default=[], help="replace a training field of every run (max_epochs=300)"
     )

@@ -6,6 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
+from sheafdeq.cli.arguments import present_folder, seed_number, whole_number
 from sheafdeq.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,18 +31,18 @@ def configure(commands: Any) -> None:
         description="Build a task and print its figures. Your own graph: --npz FILE, or --nodes FILE --edges FILE.",
     )
     show.add_argument("name", nargs="?", metavar="NAME", help="a name from 'sheafdeq tasks'")
-    show.add_argument("--level", type=int, metavar="L", help="heterophily level 0 to 10 (community)")
+    show.add_argument("--level", type=whole_number(0, 10), metavar="L", help="heterophily level 0 to 10 (community)")
     show.add_argument("--split", metavar="S", help="number of a standard split, or 'public' (citation graphs)")
     show.add_argument(
         "--option", action="append", default=[], metavar="KEY=VALUE", help="another option of the task, e.g. nodes=60"
     )
-    show.add_argument("--root", metavar="FOLDER", help="data folder (default: SHEAFDEQ_DATA, else ~/.cache/sheafdeq)")
+    show.add_argument("--root", type=present_folder, metavar="FOLDER", help="data folder (default: SHEAFDEQ_DATA, else ~/.cache/sheafdeq)")
     show.add_argument("--download", action="store_true", help="allow missing data files to be fetched and checked")
     show.add_argument("--npz", metavar="FILE", help="your own graph: x, edge_index, y and masks in one npz archive")
     show.add_argument("--nodes", metavar="FILE", help="your own graph: node table (CSV), together with --edges")
     show.add_argument("--edges", metavar="FILE", help="your own graph: edge table (CSV), together with --nodes")
     show.add_argument("--undirected", action="store_true", help="store every edge of the edge table both ways")
-    show.add_argument("--seed", type=int, help="draw 60/20/20 masks with this seed if your graph has none")
+    show.add_argument("--seed", type=seed_number, help="draw 60/20/20 masks with this seed if your graph has none")
     show.add_argument("--plot", metavar="FILE", help="also draw the task (png, svg, pdf)")
     show.add_argument("--json", action="store_true", help="print one JSON object")
     show.set_defaults(run=run_show)

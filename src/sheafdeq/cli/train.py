@@ -6,6 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
+from sheafdeq.cli.arguments import output_folder, real_number, seed_number, whole_number
 from sheafdeq.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,34 +31,43 @@ def configure(commands: Any) -> None:
         help="a configuration that ships with the package (reliable: SheafDEQ that settles; cascade: the Sheaf Cascade); "
         "other options replace its values",
     )
-    parser.add_argument("--task", help="task name (see `sheafdeq data list`)")
-    parser.add_argument("--level", type=int, help="heterophily level of a community task")
+    parser.add_argument("--task", help="task name (see `sheafdeq tasks`)")
+    parser.add_argument("--level", type=whole_number(0, 10), help="heterophily level of a community task")
     parser.add_argument("--split", type=int, help="number of a standard split")
     parser.add_argument("--task-set", metavar="KEY=VALUE", action="append", default=[], help="a task option; may be repeated")
     parser.add_argument("--model", help="model name")
     parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="a model option (shift=1.3), repeatable")
-    parser.add_argument("--seed", type=int, help="parameter-initialisation seed (default 42)")
-    parser.add_argument("--epochs", type=int, dest="max_epochs", help="at most this many epochs (default 2000)")
-    parser.add_argument("--patience", type=int, help="stop after so many epochs without improvement (default: the task's)")
-    parser.add_argument("--learning-rate", type=float, help="default 0.01")
-    parser.add_argument("--weight-decay", type=float, help="default 0.0005")
-    parser.add_argument("--clip-norm", type=float, help="default 1")
+    parser.add_argument("--seed", type=seed_number, help="parameter-initialisation seed (default 42)")
+    parser.add_argument("--epochs", type=whole_number(0, 10**7), dest="max_epochs", help="at most this many epochs (default 2000)")
+    parser.add_argument(
+        "--patience", type=whole_number(1, 10**7),
+        help="stop after so many epochs without improvement (default: the task's)",
+    )
+    parser.add_argument("--learning-rate", type=real_number(0, above=True), help="default 0.01")
+    parser.add_argument("--weight-decay", type=real_number(0), help="default 0.0005")
+    parser.add_argument("--clip-norm", type=real_number(0, above=True), help="default 1")
     parser.add_argument("--schedule", choices=["constant", "wsd", "plateau"], help="learning-rate schedule (default wsd, the paper's)")
-    parser.add_argument("--threads", type=int, help="threads of torch (default 1; part of the run's identity)")
+    parser.add_argument("--threads", type=whole_number(1, 1024), help="threads of torch (default 1; part of the run's identity)")
     parser.add_argument("--dtype", choices=["float32", "float64"], help="default float32")
     parser.add_argument("--init-from", metavar="RUN", help="start from the checkpoint of a run (its directory)")
-    parser.add_argument("--test-every", type=int, metavar="K", help="record the test score at every K-th epoch, for figures only")
-    parser.add_argument("--residual-weight", type=float, help="penalty on the mean squared residual (default 0)")
-    parser.add_argument("--residual-max-weight", type=float, help="penalty on the largest squared residual (default 0)")
-    parser.add_argument("--rate-weight", type=float, help="penalty on contraction rates above 0.9 (default 0)")
-    parser.add_argument("--out", metavar="DIR", help="run store; without it nothing is written")
+    parser.add_argument(
+        "--test-every", type=whole_number(), metavar="K",
+        help="record the test score at every K-th epoch, for figures only",
+    )
+    parser.add_argument("--residual-weight", type=real_number(0), help="penalty on the mean squared residual (default 0)")
+    parser.add_argument("--residual-max-weight", type=real_number(0), help="penalty on the largest squared residual (default 0)")
+    parser.add_argument("--rate-weight", type=real_number(0), help="penalty on contraction rates above 0.9 (default 0)")
+    parser.add_argument("--out", type=output_folder, metavar="DIR", help="run store; without it nothing is written")
     parser.add_argument("--download", action="store_true", help="allow missing data files to be fetched and checked")
     parser.add_argument("--fresh", action="store_true", help="do not resume an unfinished run")
-    parser.add_argument("--checkpoint-seconds", type=float, default=30.0, help="how often the state is saved (default 30)")
-    parser.add_argument("--tensorboard", metavar="DIR", help="write TensorBoard curves (needs sheafdeq[tensorboard])")
-    parser.add_argument("--parts", type=int, metavar="P", help="solve and differentiate in P parts with a worker each; without --out")
+    parser.add_argument("--checkpoint-seconds", type=real_number(0), default=30.0, help="how often the state is saved (default 30)")
+    parser.add_argument("--tensorboard", type=output_folder, metavar="DIR", help="write TensorBoard curves (needs sheafdeq[tensorboard])")
+    parser.add_argument(
+        "--parts", type=whole_number(1, 1024), metavar="P",
+        help="solve and differentiate in P parts with a worker each; without --out",
+    )
     parser.add_argument("--engine", choices=["local", "ray", "in-process"], default="local", help="where the workers of --parts live")
-    parser.add_argument("--save", metavar="DIR", help="with --parts: write the best checkpoint into this folder")
+    parser.add_argument("--save", type=output_folder, metavar="DIR", help="with --parts: write the best checkpoint into this folder")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 

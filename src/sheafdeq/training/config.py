@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from sheafdeq.errors import InputError
+from sheafdeq.errors import OptionError
+from sheafdeq.options import suggestion
+from sheafdeq.regular_file import read_regular
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -32,7 +35,7 @@ Option = Scalar | list[Scalar]
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
 
 class TaskConfig(_Frozen):
@@ -182,7 +185,7 @@ class TrainingConfig(_Frozen):
 
     task: TaskConfig
     model: ModelConfig
-    seed: int = 42
+    seed: int = Field(default=42, ge=0, lt=2**63)
     learning_rate: float = Field(default=1e-2, gt=0)
     weight_decay: float = Field(default=5e-4, ge=0)
     clip_norm: float | None = Field(default=1.0, gt=0)
@@ -221,11 +224,11 @@ class TrainingConfig(_Frozen):
 
     @staticmethod
     def parse(values: Any, source: str = "configuration") -> TrainingConfig:
-        """Check plain values; :class:`InputError` names the first key that is wrong."""
+        """Check plain values; :class:`OptionError` names the first key that is wrong."""
         try:
             return TrainingConfig.model_validate(values)
         except ValidationError as error:
-            raise InputError(f"{source}: {describe(error)}") from error
+            raise OptionError(f"{source}: {describe(error)}") from error
 
     @staticmethod
     def of_record(values: Mapping[str, Any], source: str) -> TrainingConfig:
@@ -290,16 +293,26 @@ def describe(error: ValidationError) -> str:
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"]) or "configuration"
     if first["type"] == "extra_forbidden":
-        return f"unknown key {key!r}"
-    return f"{key}: {first['msg']}, got {first.get('input')!r}"
+        return f"unknown key {key!r}{suggestion(str(first['loc'][-1]), _KEYS)}"
+    return f"{key}: {first['msg']}, got {reprlib.repr(first.get('input'))}"
+
+
+_KEYS = [
+    key
+    for part in (TrainingConfig, TaskConfig, ModelConfig, ScheduleConfig, PenaltyConfig, SolveConfig, AugmentationConfig)
+    for key in part.model_fields
+]
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read TOML; :class:`InputError` names the file and the line."""
+    """Read TOML; :class:`OptionError` names the file and the line."""
     try:
-        with open(path, "rb") as stream:
-            return tomllib.load(stream)
+        return tomllib.loads(read_regular(path, 2**24).decode("utf-8"))
     except FileNotFoundError as error:
-        raise InputError(f"{path}: no such file") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: not valid TOML: {error}") from error
+        raise OptionError(f"{path}: no such file") from error
+    except OSError as error:
+        raise OptionError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except RecursionError as error:
+        raise OptionError(f"{path}: not valid TOML: it nests too deeply") from error
+    except ValueError as error:  # syntax, encoding, numbers of thousands of digits
+        raise OptionError(f"{path}: not valid TOML: {error}") from error

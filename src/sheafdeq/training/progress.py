@@ -6,6 +6,7 @@ import sys
 import time
 from typing import Any, Protocol, TextIO
 
+from sheafdeq.errors import InputError, UsageError
 from sheafdeq.training.loop import EpochMetrics
 
 __all__ = ["BarProgress", "LineProgress", "Progress", "SilentProgress", "TensorBoardProgress", "progress_from"]
@@ -106,8 +107,10 @@ class TensorBoardProgress:
     """Curves for TensorBoard (extra ``sheafdeq[tensorboard]``), around another display."""
 
     def __init__(self, folder: str, inner: Progress) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise UsageError(f"--tensorboard needs the package tensorboard (pip install 'sheafdeq[tensorboard]'): {error}") from error
         self.writer = SummaryWriter(folder)
         self.inner = inner
 
@@ -138,8 +141,6 @@ def progress_from(choice: Progress | str | bool | None) -> Progress:
     if choice == "bar":
         return BarProgress()
     if isinstance(choice, str):
-        from sheafdeq.errors import InputError
-
         raise InputError(f"progress must be 'auto', 'lines', 'bar', None or an object, got {choice!r}")
     return choice
 

@@ -28,7 +28,7 @@ import torch
 import sheafdeq
 from sheafdeq.data import Task, load_task
 from sheafdeq.equilibrium import EQUILIBRIUM_STEPS, EQUILIBRIUM_TOLERANCE, EquilibriumModel, GraphModel
-from sheafdeq.errors import InputError, RecordError, SheafDEQError
+from sheafdeq.errors import InputError, OptionError, RecordError, SheafDEQError
 from sheafdeq.identity import SCHEME, CodeIdentity, code_identity, model_roles
 from sheafdeq.records import (
     RECORD_FILE,
@@ -116,8 +116,11 @@ def _cached_task(key: str, download: bool) -> Task:
     options: dict[str, Any] = dict(config.options)
     for name, instead in (("download", "--download, or train(..., download=True)"), ("root", "the variable SHEAFDEQ_DATA")):
         if name in options:
-            raise InputError(f"task {config.name!r}: {name!r} is not for a configuration to decide; use {instead}")
-    return load_task(config.name, level=config.level, split=config.split, download=download, **options)
+            raise OptionError(f"task {config.name!r}: {name!r} is not for a configuration to decide; use {instead}")
+    for name in ("level", "split"):
+        if getattr(config, name) is not None:
+            options[name] = getattr(config, name)
+    return load_task(config.name, download=download, **options)
 
 
 atexit.register(_cached_task.cache_clear)  # graphs may own native memory that must go before the interpreter does

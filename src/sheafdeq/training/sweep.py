@@ -48,7 +48,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from sheafdeq.errors import InputError, RecordError, SheafDEQError, StoreError, UsageError
+from sheafdeq.errors import OptionError, RecordError, SheafDEQError, StoreError, UsageError
 from sheafdeq.identity import CodeIdentity, code_identity
 from sheafdeq.records import RunRecord, digest_of, read_sealed, write_sealed
 from sheafdeq.registry import model_spec
@@ -221,7 +221,7 @@ class Sweep:
         try:
             return Sweep(SweepFile.model_validate(values), overrides)
         except ValidationError as error:
-            raise InputError(f"{text}: {describe(error)}") from error
+            raise OptionError(f"{text}: {describe(error)}") from error
 
     def configs(self) -> list[TrainingConfig]:
         """All runs: group by group, in each by seed, task, model."""
