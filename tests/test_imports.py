@@ -12,6 +12,7 @@ ALLOWED = {
     "errors": {"solvers"},  # typing only, behind TYPE_CHECKING
     "distances": {"errors"},
     "regular_file": set(),
+    "printable": set(),
     "options": {"errors"},
     "records": {"regular_file", "errors"},
     "identity": {"errors"},
@@ -34,7 +35,7 @@ ALLOWED = {
         "data", "equilibrium", "registry", "records", "regular_file", "options", "solvers", "adjoints", "recurrence", "distances", "errors",
         "models", "identity",
     },
-    "report": {"records", "regular_file", "options", "errors"},
+    "report": {"records", "regular_file", "printable", "options", "errors"},
     "explorer": {
         "data", "recurrence", "solvers", "equilibrium", "distances", "diagnostics", "asynchronous", "report", "errors",
     },

@@ -10,7 +10,10 @@ from sheafdeq.data import task_names
 
 
 def run(capsys, *arguments):
-    code = main(["tasks", *arguments])
+    try:
+        code = main(["tasks", *arguments])
+    except SystemExit as stop:  # the parser's own complaints
+        code = stop.code
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
@@ -93,9 +96,9 @@ def test_own_graph(capsys, tmp_path):
         (("counting", "--seed", "3"), 2, "--option seed"),
         (("--npz", "absent.npz"), 1, "absent.npz"),
         (("--npz", "absent.npz", "--level", "3"), 2, "for named tasks"),
-        (("nothing",), 1, "there is no task 'nothing'"),
-        (("community", "--level", "12"), 1, "level must be an integer from 0 to 10, got 12"),
-        (("counting", "--option", "chain=3"), 1, "its options are chains, shortest, features, seed, split_by, scale"),
+        (("nothing",), 2, "there is no task 'nothing'"),
+        (("community", "--level", "12"), 2, "must be a whole number from 0 to 10, got '12'"),
+        (("counting", "--option", "chain=3"), 2, "(did you mean 'chains'?). Choose from: chains, shortest, features, seed"),
         (("counting", "--option", "chains=9", "--plot", "picture.nonsense"), 2, "cannot write"),
     ],
 )

@@ -32,4 +32,4 @@ def test_a_name_adds_its_options(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_unknown_names_are_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "resnet"]) == 2
-    assert "choose from mlp" in capsys.readouterr().err
+    assert "Choose from: mlp" in capsys.readouterr().err

@@ -15,8 +15,9 @@ import sys
 from collections.abc import Sequence
 
 import sheafdeq
-from sheafdeq.cli.arguments import Parser, printable
+from sheafdeq.cli.arguments import Parser
 from sheafdeq.errors import SheafDEQError, UsageError
+from sheafdeq.printable import printable
 
 __all__ = ["build_parser", "main"]
 
@@ -62,7 +63,8 @@ def fail(error: Exception) -> int:
     """Name an error in one line and return the exit code; with ``SHEAFDEQ_DEBUG`` raise it again."""
     if os.environ.get(DEBUG_VARIABLE):
         raise error
-    print(f"sheafdeq: {printable(describe(error))}", file=sys.stderr)
+    lines = describe(error).splitlines() or [type(error).__name__]  # a list of missing files has several
+    print("sheafdeq: " + "\n".join(map(printable, lines)), file=sys.stderr)
     return 2 if isinstance(error, UsageError) else 1
 
 

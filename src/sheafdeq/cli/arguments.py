@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from sheafdeq.options import SEED, suggestion
+from sheafdeq.printable import printable
 
 __all__ = [
     "Parser",
     "names_of",
     "output_folder",
     "present_folder",
-    "printable",
     "real_number",
     "seed_number",
     "share",
@@ -48,11 +48,6 @@ class Parser(argparse.ArgumentParser):
         if action.choices is not None and value not in action.choices:
             known = [str(choice) for choice in action.choices]
             raise argparse.ArgumentError(action, f"there is no {value!r}{suggestion(value, known)}. Choose from: {', '.join(known)}")
-
-
-def printable(text: str) -> str:
-    """Control characters escaped, so that a message cannot write to the terminal what it likes."""
-    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 # ---------------------------------------------------------------------- values

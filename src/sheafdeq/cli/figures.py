@@ -11,6 +11,10 @@ from sheafdeq.cli.choice import Choice, add_choice_options, choice_of
 if TYPE_CHECKING:
     from sheafdeq.report.figures import Source
 
+from sheafdeq.cli.arguments import output_folder, present_folder
+
+KINDS = ("continued", "continued-full", "settling", "async", "tau-sweep", "faults", "frontier", "training")
+
 
 def configure(commands: Any) -> None:
     """Add the command."""
@@ -19,15 +23,16 @@ def configure(commands: Any) -> None:
         help="draw every figure from the records",
         description="Draw every figure the records allow: SVG, PDF, PNG, and a JSON file with caption, command and records read.",
     )
-    parser.add_argument("--results", default="results", metavar="DIR", help="with diagnostics/, async/, certificates/ (default results)")
-    parser.add_argument("--runs", metavar="DIR", nargs="*", default=[], help="more folders with run records, for training curves")
-    parser.add_argument("--out", default="docs/figures", metavar="DIR", help="default docs/figures")
     parser.add_argument(
-        "--only",
-        metavar="KIND",
-        nargs="+",
-        help="only these kinds: continued, continued-full, settling, async, tau-sweep, faults, frontier, training",
-    )
+        "--results", type=present_folder, default="results", metavar="DIR",
+        help="with diagnostics/, async/, certificates/ (default results)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--runs", type=present_folder, metavar="DIR", nargs="*", default=[],
+        help="more folders with run records, for training curves",
+    )  # fmt: skip
+    parser.add_argument("--out", type=output_folder, default="docs/figures", metavar="DIR", help="default docs/figures")
+    parser.add_argument("--only", choices=KINDS, metavar="KIND", nargs="+", help=f"only these kinds: {', '.join(KINDS)}")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_choice_options(parser)
     parser.set_defaults(run=run)

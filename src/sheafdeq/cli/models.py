@@ -7,7 +7,8 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from sheafdeq.errors import UsageError
+from sheafdeq.cli.arguments import names_of
+from sheafdeq.cli.screen import fitted, terminal_width
 
 __all__ = ["configure", "run", "table"]
 
@@ -27,9 +28,20 @@ def configure(commands: Any) -> None:
         "input features, which the paper's printed counts need, and for the real two; propagation, what makes it well-posed, "
         "gradient and inference. Give names to see their options.",
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="only these models, with their options and the paper's grid")
+    names: Any = parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="only these models, with their options and the paper's grid"
+    )
+    names.completer = names_of(model_names)
+    parser.add_argument("--wide", action="store_true", help="every column, however wide the terminal is")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
+
+
+def model_names() -> list[str]:
+    """Every name, for the shell."""
+    from sheafdeq.registry import MODELS
+
+    return list(MODELS)
 
 
 def table(names: list[str] | None = None) -> list[dict[str, Any]]:
@@ -67,11 +79,10 @@ def table(names: list[str] | None = None) -> list[dict[str, Any]]:
 
 def run(options: argparse.Namespace) -> int:
     """Print the table."""
-    from sheafdeq.registry import MODELS
+    from sheafdeq.registry import MODELS, model_spec
 
-    unknown = sorted(set(options.names) - set(MODELS))
-    if unknown:
-        raise UsageError(f"unknown model {', '.join(map(repr, unknown))}: choose from {', '.join(MODELS)}")
+    for name in options.names:
+        model_spec(name)
     rows = table(options.names)
     if options.json:
         print(json.dumps({"models": rows, "notes": NOTES}, indent=2))
@@ -91,15 +102,15 @@ def run(options: argparse.Namespace) -> int:
         )
         for row in rows
     ]
-    widths = [max(len(line[k]) for line in [head, *lines]) for k in range(len(head))]
-    for line in [head, *lines]:
-        cells = (c.rjust(w) if 2 <= k <= 4 else c.ljust(w) for k, (c, w) in enumerate(zip(line, widths, strict=True)))
-        print("  ".join(cells).rstrip())
+    print(fitted(head, lines, terminal_width(options.wide), right=(2, 3, 4)), end="")
     for name, note in NOTES.items():
         if any(row["name"] == name for row in rows):
             print(f"\n{MODELS[name].title}: {note}.", end="")
     print()
     for name in options.names:
-        print(f"\n{name} options: " + ", ".join(f"{key}={value!r}" for key, value in MODELS[name].options.items()))
+        spec = MODELS[name]
+        print(f"\n{name} options: " + ", ".join(f"{key}={value!r}" for key, value in spec.options.items()))
+        for key, kind in spec.types.items():
+            print(f"  {key}: {kind.words}")
         print(f"{name} grid of the paper: " + "; ".join(str(dict(entry)) for entry in MODELS[name].grid))
     return 0

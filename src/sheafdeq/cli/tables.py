@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sheafdeq.cli.arguments import present_folder
+from sheafdeq.cli.screen import fitted, terminal_width
 from sheafdeq.errors import RecordError, UsageError
+from sheafdeq.options import unknown_name
+from sheafdeq.printable import printable
 
 if TYPE_CHECKING:
+    from sheafdeq.records import Summary
     from sheafdeq.report.results_page import Evidence
 
 RESULTS_COMMAND = "sheafdeq tables results --out RESULTS.md --figures docs/figures"
@@ -31,8 +39,10 @@ def configure(commands: Any) -> None:
     parser.add_argument("--format", choices=["text", "markdown", "latex", "csv", "html"], default="text", help="default text")
     parser.add_argument("--metric", help="another metric of the test split in place of the score (mse, r2, accuracy, ...)")
     parser.add_argument(
-        "--results", metavar="DIR", action="append", help="folder with records (default results; may be repeated, runs as well)"
-    )
+        "--results", type=present_folder, metavar="DIR", action="append",
+        help="folder with records (default results; may be repeated, runs as well)",
+    )  # fmt: skip
+    parser.add_argument("--wide", action="store_true", help="every column, however wide the terminal is")
     parser.add_argument("--out", metavar="FILE", help="write to a file; of 'results' also a README.md beside it, between its marks")
     parser.add_argument(
         "--explanations", metavar="FILE", help="of 'results': what explains differences (default explanations.toml in --results)"
@@ -62,10 +72,14 @@ def run(options: argparse.Namespace) -> int:
 
             found = collect(folders, studies=False)
             for problem in found.excluded:
-                print(f"excluded {problem}", file=sys.stderr)
+                print(f"excluded {printable(problem)}", file=sys.stderr)
             summaries = summarise(found.runs)
+            _check_metric(options.metric, summaries)
             if options.table == "all":
                 table = tables.overview_table(summaries, select, full=options.full, metric=options.metric)
+                if found.excluded:
+                    note = f"{len(found.excluded)} file(s) or folder(s) could not be read and are not in this table."
+                    table = replace(table, notes=(*table.notes, note))
             else:
                 table = tables.paper_table(
                     options.table, summaries, select, full=options.full, metric=options.metric,
@@ -73,11 +87,16 @@ def run(options: argparse.Namespace) -> int:
                 )  # fmt: skip
     if options.columns:
         table = tables.only_columns(table, options.columns)
-    text = tables.render(table, options.format)
+    width = terminal_width(options.wide)
     if options.out:
-        Path(options.out).write_text(text, encoding="utf-8")
+        Path(options.out).write_text(tables.render(table, options.format), encoding="utf-8")
+    elif options.format == "text" and width is not None:
+        print(printable(table.title))
+        print(fitted(*tables.grid(table), width, rules=True), end="")
+        for line in table.notes:
+            print(textwrap.fill(printable(line), width))
     else:
-        print(text, end="")
+        print(tables.render(table, options.format), end="")
     return 0
 
 
@@ -126,6 +145,13 @@ def evidence_of(folders: list[Path], explanations: str | None = None) -> Evidenc
     return Evidence(found, summarise(found.runs), select, known, found.fresh_scores(), protocol)
 
 
+def _check_metric(metric: str | None, summaries: Sequence[Summary]) -> None:
+    """A metric no record has is a slip of the pen, not a table of gaps."""
+    known = sorted({name for summary in summaries for record in summary.records for name in record.metrics.get("test", {})})
+    if metric is not None and known and metric not in known:
+        raise unknown_name("no record has the metric", metric, known)
+
+
 def parameter_counts() -> dict[int, list[tuple[str, dict[str, Any], int]]]:
     """Counts of the registered models at the community sizes, for two input features (the task's) and three (the paper's)."""
     from sheafdeq.registry import Shape, build_model
@@ -143,13 +169,14 @@ def parameter_counts() -> dict[int, list[tuple[str, dict[str, Any], int]]]:
 
 def async_payloads(folders: list[Path]) -> list[dict[str, Any]]:
     """Records of ``sheafdeq async`` below the folders."""
-    from sheafdeq.records import read_sealed
+    from sheafdeq.records import read_sealed, refuse_unreadable
+    from sheafdeq.regular_file import files_below, read_regular
     from sheafdeq.report.tables import ASYNC_SCHEMA
 
     found = []
     for folder in folders:
-        for path in sorted(folder.rglob("*.json")):
-            if path.name.startswith(".") or b'"schema":"' + ASYNC_SCHEMA.encode() + b'"' not in path.read_bytes():
+        for path in files_below(folder, ".json", refuse_unreadable):
+            if b'"schema":"' + ASYNC_SCHEMA.encode() + b'"' not in read_regular(path):
                 continue
             payload = read_sealed(path)
             if not isinstance(payload, dict) or "conditions" not in payload:

@@ -6,7 +6,8 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from sheafdeq.cli.arguments import present_folder, seed_number, whole_number
+from sheafdeq.cli.arguments import names_of, output_folder, seed_number, whole_number
+from sheafdeq.cli.screen import fitted, terminal_width
 from sheafdeq.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ def configure(commands: Any) -> None:
         description="List every task with its kind, size and licence; 'sheafdeq tasks show NAME' examines one.",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--wide", action="store_true", help="every column, however wide the terminal is")
     parser.set_defaults(run=run_list)
     actions = parser.add_subparsers(title="actions", metavar="ACTION")
     show = actions.add_parser(
@@ -30,13 +32,14 @@ def configure(commands: Any) -> None:
         help="sizes, splits, degrees, homophily and constant scores of one task",
         description="Build a task and print its figures. Your own graph: --npz FILE, or --nodes FILE --edges FILE.",
     )
-    show.add_argument("name", nargs="?", metavar="NAME", help="a name from 'sheafdeq tasks'")
+    name: Any = show.add_argument("name", nargs="?", metavar="NAME", help="a name from 'sheafdeq tasks'")
+    name.completer = names_of(task_names)
     show.add_argument("--level", type=whole_number(0, 10), metavar="L", help="heterophily level 0 to 10 (community)")
     show.add_argument("--split", metavar="S", help="number of a standard split, or 'public' (citation graphs)")
     show.add_argument(
         "--option", action="append", default=[], metavar="KEY=VALUE", help="another option of the task, e.g. nodes=60"
     )
-    show.add_argument("--root", type=present_folder, metavar="FOLDER", help="data folder (default: SHEAFDEQ_DATA, else ~/.cache/sheafdeq)")
+    show.add_argument("--root", type=output_folder, metavar="FOLDER", help="data folder (default: SHEAFDEQ_DATA, else ~/.cache/sheafdeq)")
     show.add_argument("--download", action="store_true", help="allow missing data files to be fetched and checked")
     show.add_argument("--npz", metavar="FILE", help="your own graph: x, edge_index, y and masks in one npz archive")
     show.add_argument("--nodes", metavar="FILE", help="your own graph: node table (CSV), together with --edges")
@@ -46,6 +49,13 @@ def configure(commands: Any) -> None:
     show.add_argument("--plot", metavar="FILE", help="also draw the task (png, svg, pdf)")
     show.add_argument("--json", action="store_true", help="print one JSON object")
     show.set_defaults(run=run_show)
+
+
+def task_names() -> list[str]:
+    """Every name, for the shell."""
+    from sheafdeq.data.catalogue import task_names as known
+
+    return known()
 
 
 def run_list(options: argparse.Namespace) -> int:
@@ -69,12 +79,15 @@ def run_list(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"tasks": rows}, indent=2))
         return 0
-    print(f"{'task':<22} {'kind':<21} {'graphs':>7} {'nodes':>8} {'edges':>10}  {'files':<5}  summary")
-    for row in rows:
-        print(
-            f"{row['name']:<22} {row['kind']:<21} {row['graphs']:>7,} {row['nodes']:>8,} {row['stored_edges']:>10,}  "
-            f"{'yes' if row['files'] else 'no':<5}  {row['summary']}"
+    head = ("task", "kind", "graphs", "nodes", "edges", "files", "summary")
+    lines = [
+        (
+            row["name"], row["kind"], f"{row['graphs']:,}", f"{row['nodes']:,}", f"{row['stored_edges']:,}",
+            "yes" if row["files"] else "no", row["summary"],
         )
+        for row in rows
+    ]  # fmt: skip
+    print(fitted(head, lines, terminal_width(options.wide), right=(2, 3, 4)), end="")
     print("\nedges are stored edges (both directions); 'files: yes' reads the data folder, see 'tasks show --help'")
     print("\nlicences of the data:")
     for licence in dict.fromkeys(row["licence"] for row in rows):

@@ -6,7 +6,9 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from sheafdeq.cli.arguments import output_folder, real_number, seed_number, whole_number
+from sheafdeq.cli.arguments import names_of, output_folder, real_number, seed_number, whole_number
+from sheafdeq.cli.models import model_names
+from sheafdeq.cli.tasks import task_names
 from sheafdeq.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,11 +33,13 @@ def configure(commands: Any) -> None:
         help="a configuration that ships with the package (reliable: SheafDEQ that settles; cascade: the Sheaf Cascade); "
         "other options replace its values",
     )
-    parser.add_argument("--task", help="task name (see `sheafdeq tasks`)")
+    task: Any = parser.add_argument("--task", help="task name (see `sheafdeq tasks`)")
+    task.completer = names_of(task_names)
     parser.add_argument("--level", type=whole_number(0, 10), help="heterophily level of a community task")
     parser.add_argument("--split", type=int, help="number of a standard split")
     parser.add_argument("--task-set", metavar="KEY=VALUE", action="append", default=[], help="a task option; may be repeated")
-    parser.add_argument("--model", help="model name")
+    model: Any = parser.add_argument("--model", help="model name (see `sheafdeq models`)")
+    model.completer = names_of(model_names)
     parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="a model option (shift=1.3), repeatable")
     parser.add_argument("--seed", type=seed_number, help="parameter-initialisation seed (default 42)")
     parser.add_argument("--epochs", type=whole_number(0, 10**7), dest="max_epochs", help="at most this many epochs (default 2000)")

@@ -19,7 +19,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from sheafdeq.errors import RecordError
-from sheafdeq.records import RECORD_FILE, RunRecord, canonical_json, read_record, read_sealed, write_bytes
+from sheafdeq.printable import mathtext
+from sheafdeq.records import RECORD_FILE, RunRecord, canonical_json, read_record, read_sealed, refuse_unreadable, write_bytes
+from sheafdeq.regular_file import files_below, read_regular
 from sheafdeq.report.style import SEED_LOOKS, Look, look_of, style
 
 if TYPE_CHECKING:
@@ -61,15 +63,16 @@ def read_sources(results: str | Path, runs: Iterable[str | Path] = ()) -> list[S
     """All records below ``results`` and the run records below ``runs``, in a fixed order; an altered record raises."""
     found: dict[Path, Source] = {}
     for number, root in enumerate([Path(results), *map(Path, runs)]):
-        for path in sorted(root.rglob("*.json")):
+        for path in files_below(root, ".json", refuse_unreadable):
             relative = path.relative_to(root)
-            if any(part.startswith(".") for part in relative.parts):
-                continue
             is_run = path.name == RECORD_FILE or path.name.endswith(".run.json")
             if is_run:
                 source = Source(relative, _sha256(path), {}, read_record(path))
             elif number == 0 and relative.parts[0] in ("diagnostics", "async", "certificates"):
-                source = Source(relative, _sha256(path), read_sealed(path))
+                payload = read_sealed(path)
+                if not isinstance(payload, dict):
+                    raise RecordError(f"{path}: not a record of a study")
+                source = Source(relative, _sha256(path), payload)
             else:
                 continue
             found.setdefault(path.resolve(), source)
@@ -77,11 +80,28 @@ def read_sources(results: str | Path, runs: Iterable[str | Path] = ()) -> list[S
 
 
 def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    try:
+        return hashlib.sha256(read_regular(path)).hexdigest()
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def draw_all(sources: Sequence[Source], only: Sequence[str] | None = None) -> list[Drawing]:
-    """Every figure the records allow, or those of the kinds in ``only``."""
+    """Every figure the records allow, or those of the kinds in ``only``.
+
+    A sealed record that lacks what its schema promises is a :class:`RecordError`.
+    """
+    try:
+        return _draw_all(sources, only)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, StopIteration, OverflowError) as error:
+        others = sorted({str(source.path) for source in sources if source.run is None})
+        raise RecordError(
+            f"a record does not have the shape of its schema ({type(error).__name__}: {error}); one of {len(others)}: "
+            + ", ".join(others[:12])
+        ) from error
+
+
+def _draw_all(sources: Sequence[Source], only: Sequence[str] | None) -> list[Drawing]:
     drawings: list[Drawing] = []
 
     def wanted(kind: str) -> bool:
@@ -257,11 +277,11 @@ def _continued_panel(axis: Axes, group: Sequence[Source], panel: str) -> None:
     for (source, label, look), curve in zip(_labelled(group), curves, strict=True):
         middle = _plottable(curve["median"], floor=floor)
         if not middle:
-            axis.plot([], [], label=label, **look.options())
+            axis.plot([], [], label=mathtext(label), **look.options())
             continue
         first = 1 if panel == "update" else 0  # the update from k to k + 1 is drawn at k + 1
         k = range(first, first + len(middle))
-        axis.plot(k, middle, label=label, **look.options(points=len(middle)))
+        axis.plot(k, middle, label=mathtext(label), **look.options(points=len(middle)))
         if source.payload["continued"]["counted"] > 1:
             lower, upper = (_plottable(curve[name], floor=floor) for name in ("lower", "upper"))
             axis.fill_between(k, lower, upper, color=look.colour, alpha=0.18, linewidth=0)
@@ -274,7 +294,7 @@ def _continued_panel(axis: Axes, group: Sequence[Source], panel: str) -> None:
         axis.set_yscale("log")
         axis.set_ylabel(f"{_PANELS[panel]} (median)")
     else:
-        axis.set_ylabel(_score_label(group))
+        axis.set_ylabel(mathtext(_score_label(group)))
 
 
 def _score_label(group: Sequence[Source]) -> str:
@@ -300,7 +320,7 @@ def settling(group: Sequence[Source], title: str) -> Drawing:
         axis.bar([never_at], [never], width=0.3 * never_at, color="white", edgecolor=look.colour, hatch="////")
         axis.set_xscale("log")
         middle = "more than half never" if result["median"] is None else f"median {result['median']}"
-        axis.set_title(f"{label}: {middle}", loc="left", fontsize=8)
+        axis.set_title(mathtext(f"{label}: {middle}"), loc="left", fontsize=8)
         axis.set_ylabel("nodes (%)")
     grid.flat[-1].set_xlabel("settling time (iteration); hatched: still moving at the end")
     tolerance = group[0].payload["continued"]["trajectories"][0]["settling"]["tolerance"]
@@ -363,15 +383,15 @@ def trajectories(group: Sequence[Source], title: str) -> Drawing:
             condition = _condition(source, label)
             samples = [] if condition is None else [s for s in condition["trajectories"] if _counts(s)]
             if not samples:
-                axis.plot([], [], label=text, **look.options())
+                axis.plot([], [], label=mathtext(text), **look.options())
                 continue
             for sample in samples:
                 axis.plot(
                     sample["work"], _plottable(sample["d_out"], floor=floor), color=look.colour, linewidth=0.5, alpha=0.35
                 )
             work, value = median_curve(samples)
-            axis.plot(work, _plottable(value, floor=floor), label=text, **{**look.options(points=len(work)), "linewidth": 2.0})
-        axis.set_title(rf"$(s_\mathrm{{upd}}, \tau_\max)$ = {label}", fontsize=8)
+            axis.plot(work, _plottable(value, floor=floor), label=mathtext(text), **{**look.options(points=len(work)), "linewidth": 2.0})
+        axis.set_title(rf"$(s_\mathrm{{upd}}, \tau_\max)$ = {mathtext(label)}", fontsize=8)
         axis.set_xscale("symlog", linthresh=1)
         axis.set_yscale("log")
         axis.set_xlabel("work (updates per node)")
@@ -437,14 +457,14 @@ def tau_sweep(group: Sequence[Source], title: str) -> Drawing:
                 _plottable([c[key][name] for c in conditions], floor=floor if key == "d_out" else None)
                 for name in ("min", "median", "max")
             )
-            axis.plot(x, middle, label=text, **look.options(every=1))
+            axis.plot(x, middle, label=mathtext(text), **look.options(every=1))
             axis.fill_between(x, low, high, color=look.colour, alpha=0.15, linewidth=0)
     for axis in (left, right):
         axis.set_xticks(ticks, [str(delay) for delay in delays])
         axis.set_xlabel(r"largest delay $\tau_\max$ (slots)")
     left.set_yscale("log")
     left.set_ylabel(r"$d_\mathrm{out}$ from the reference")
-    right.set_ylabel(_score_label(group))
+    right.set_ylabel(mathtext(_score_label(group)))
     _letter([left, right])
     _legend_below(figure, left)
     caption = (
@@ -473,7 +493,7 @@ def faults(group: Sequence[Source], title: str) -> Drawing:
             low, middle, high = (max(condition["d_out"][name], floor) for name in ("min", "median", "max"))
             y = row + offset
             axis.plot([low, high], [y, y], color=look.colour, linewidth=1.2)
-            axis.plot([middle], [y], look.marker, color=look.colour, markersize=5, label=text if row == 0 else None)
+            axis.plot([middle], [y], look.marker, color=look.colour, markersize=5, label=mathtext(text) if row == 0 else None)
     axis.set_yticks(range(len(labels)), [_fault_text(group, label) for label in labels])
     axis.invert_yaxis()
     axis.set_xscale("log")
@@ -491,7 +511,7 @@ def faults(group: Sequence[Source], title: str) -> Drawing:
 def _fault_text(group: Sequence[Source], label: str) -> str:
     found = [c for source in group if (c := _condition(source, label)) is not None]
     worst = max(c["staleness"]["max"] for c in found)
-    text = label.removeprefix("(5, 2)").removeprefix(", ")
+    text = mathtext(label).removeprefix("(5, 2)").removeprefix(", ")
     return "\n".join(textwrap.wrap(f"{text or 'independent delays'} [{worst}]", width=34))
 
 
@@ -559,7 +579,7 @@ def frontier(sources: Sequence[Source], title: str) -> Drawing | None:
     left, right = axis.get_xlim()
     axis.set_xlim(left / 3, right * 3)
     axis.set_xlabel("largest relative residual of a node, default start, after the recorded iterations")
-    axis.set_ylabel(f"test {score} at the end" + (", axis stretched towards 100" if percent else ""))
+    axis.set_ylabel(f"test {mathtext(score)} at the end" + (", axis stretched towards 100" if percent else ""))
     _annotate(axis, points, floor)
     present = [verdict for verdict in _VERDICTS if any(point.verdict == verdict for point in points)]
     handles = [
@@ -690,7 +710,7 @@ def _annotate(axis: Axes, points: Sequence[_Point], floor: float) -> None:
             place -= 0.01
         taken.append((start, start + width, place))
         axis.annotate(
-            text,
+            mathtext(text),
             (x, y),
             (x + 0.018 * side, place),
             xycoords="axes fraction",
@@ -739,8 +759,8 @@ def _training(group: Sequence[Source], title: str, stem: str) -> Drawing:
         for axis in (left, right):
             axis.axvline(record.best.epoch, color=look.colour, linestyle=(0, (4, 3)), linewidth=0.8)
     score = records[0].task.score
-    left.set_ylabel(f"validation {score}")
-    right.set_ylabel(f"test {score}")
+    left.set_ylabel(f"validation {mathtext(score)}")
+    right.set_ylabel(f"test {mathtext(score)}")
     for axis in (left, right):
         axis.set_xlabel("epoch")
         axis.tick_params(labelleft=True)

@@ -18,6 +18,7 @@ from statistics import median
 from typing import Any
 
 from sheafdeq.errors import InputError
+from sheafdeq.printable import csv_text, markdown_text, printable
 from sheafdeq.records import Summary
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Cell",
     "Row",
     "Table",
+    "grid",
     "only_columns",
     "overview_table",
     "paper_numbers",
@@ -552,33 +554,35 @@ def render(table: Table, form: str = "text") -> str:
     return writers[form](table)
 
 
-def _grid(table: Table) -> tuple[list[str], list[list[str]]]:
+def grid(table: Table) -> tuple[list[str], list[list[str]]]:
+    """Header and rows as text, control characters escaped."""
     with_source = any(row.source for row in table.rows)
     header = ["Model", *([""] if with_source else []), *table.columns]
     body = [[row.title, *([row.source] if with_source else []), *(cell.text() for cell in row.cells)] for row in table.rows]
-    return header, body
+    return [printable(word) for word in header], [[printable(word) for word in line] for line in body]
 
 
 def _text(table: Table) -> str:
-    header, body = _grid(table)
+    header, body = grid(table)
     widths = [max(len(line[index]) for line in [header, *body]) for index in range(len(header))]
 
     def line(words: Sequence[str]) -> str:
         return "  ".join(word.ljust(width) for word, width in zip(words, widths, strict=True)).rstrip()
 
     rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
-    return "\n".join([table.title, rule, line(header), rule, *map(line, body), rule, *table.notes]) + "\n"
+    around = [printable(text) for text in (table.title, *table.notes)]
+    return "\n".join([around[0], rule, line(header), rule, *map(line, body), rule, *around[1:]]) + "\n"
 
 
 def _markdown(table: Table) -> str:
-    header, body = _grid(table)
+    header, body = grid(table)
 
     def line(words: Sequence[str]) -> str:
-        return "| " + " | ".join(word.replace("|", "\\|").replace("*", "\\*") for word in words) + " |"
+        return "| " + " | ".join(map(markdown_text, words)) + " |"
 
     rule = "|" + "|".join(" --- " for _ in header) + "|"
-    notes = [f"\n{note}".replace("*", "\\*") for note in table.notes]
-    return "\n".join([f"**{table.title}**", "", line(header), rule, *map(line, body), *notes]) + "\n"
+    notes = [f"\n{markdown_text(note)}" for note in table.notes]
+    return "\n".join([f"**{markdown_text(table.title)}**", "", line(header), rule, *map(line, body), *notes]) + "\n"
 
 
 _TEX = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}",
@@ -586,11 +590,11 @@ _TEX = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", 
 
 
 def _tex(text: str) -> str:
-    return "".join(_TEX.get(character, character) for character in text)
+    return "".join(_TEX.get(character, character) for character in printable(text))
 
 
 def _latex(table: Table) -> str:
-    header, body = _grid(table)
+    header, body = grid(table)
     lines = [
         r"\begin{table}",
         r"\centering",
@@ -621,21 +625,22 @@ def _csv(table: Table) -> str:
             place = "" if cell.rank is None else cell.rank
             absent = cell.absent if cell.spread is None else ""
             verdict = (cell.verdict, format(cell.gap, cell.form) if cell.verdict else "")
-            marks = " ".join(cell.marks) or absent
-            writer.writerow([title, row.source, column, *spread, *seeds, place, marks, cell.note, *verdict])
+            words = (title, row.source, column, " ".join(cell.marks) or absent, cell.note)
+            model, source, heading, marks, note = map(csv_text, words)
+            writer.writerow([model, source, heading, *spread, *seeds, place, marks, note, *verdict])
     return stream.getvalue()
 
 
 def _html(table: Table) -> str:
-    header, body = _grid(table)
+    header, body = grid(table)
     lines = [
         "<table>",
-        f"<caption>{html.escape(table.title)}</caption>",
+        f"<caption>{html.escape(printable(table.title))}</caption>",
         "<thead><tr>" + "".join(f'<th scope="col">{html.escape(word)}</th>' for word in header) + "</tr></thead>",
         "<tbody>",
     ]
     for line in body:
         first, *rest = map(html.escape, line)
         lines.append(f'<tr><th scope="row">{first}</th>' + "".join(f"<td>{word}</td>" for word in rest) + "</tr>")
-    lines += ["</tbody>", "</table>", *(f"<p>{html.escape(note)}</p>" for note in table.notes)]
+    lines += ["</tbody>", "</table>", *(f"<p>{html.escape(printable(note))}</p>" for note in table.notes)]
     return "\n".join(lines) + "\n"

@@ -72,7 +72,10 @@ class LineProgress:
 
 
 class BarProgress:
-    """A bar on a terminal (rich)."""
+    """A bar on a terminal (rich), at least ten columns wide on a terminal of eighty."""
+
+    def __init__(self, console: Any = None) -> None:
+        self.console = console
 
     def start(self, title: str, epoch: int, max_epochs: int) -> None:
         """Draw the bar."""
@@ -81,12 +84,13 @@ class BarProgress:
         from rich.progress import Progress as RichProgress
 
         self.began, self.first = time.monotonic(), epoch
+        console = self.console if self.console is not None else Console(stderr=True)
+        console.print(title, markup=False, highlight=False)  # on a line of its own: the bar keeps its width
         self.bar: Any = RichProgress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
+            BarColumn(bar_width=max(10, min(40, console.width - 66))),
             TextColumn("{task.completed}/{task.total}  {task.fields[text]}"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
+            TimeRemainingColumn(compact=True),
+            console=console,
         )
         self.bar.start()
         self.line = self.bar.add_task(title, total=max_epochs, completed=epoch, text="")
@@ -94,7 +98,7 @@ class BarProgress:
     def update(self, metrics: EpochMetrics) -> None:
         """Move the bar."""
         speed = (metrics.epoch - self.first + 1) / max(time.monotonic() - self.began, 1e-9)
-        text = f"loss {metrics.loss:.4f}  validation {metrics.validation:.3f}  best {metrics.best:.3f}  {speed:.1f} epochs/s"
+        text = f"loss {metrics.loss:.3g}  val {metrics.validation:.2f}  best {metrics.best:.2f}  {speed:.1f}/s"
         self.bar.update(self.line, completed=metrics.epoch, text=text)
 
     def finish(self, message: str) -> None:
