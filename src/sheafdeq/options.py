@@ -110,8 +110,9 @@ def _taken_apart(annotation: Any) -> tuple[tuple[type, ...], tuple[type, ...], t
     origin = get_origin(annotation)
     if origin in (Union, types.UnionType):
         parts = [_taken_apart(part) for part in get_args(annotation)]
-        scalars, listed, choices = (tuple(dict.fromkeys(x for part in parts for x in part[k])) for k in range(3))
-        return scalars, listed, choices, any(part[3] for part in parts)
+        scalars = tuple(dict.fromkeys(kind for part in parts for kind in part[0]))
+        listed = tuple(dict.fromkeys(kind for part in parts for kind in part[1]))
+        return scalars, listed, tuple(choice for part in parts for choice in part[2]), any(part[3] for part in parts)
     if origin is Literal:
         return (), (), get_args(annotation), False
     if annotation is type(None):

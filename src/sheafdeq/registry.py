@@ -126,7 +126,7 @@ def _stalked(model: type[GraphModel], *, steps: bool = False, edges: bool = Fals
         if edges and options.pop("edge_features", True):
             sizes["edge_dim"] = shape.edge_dim
         sizes |= {**options, **fixed}
-        return model(shape.in_channels, shape.out_channels, shape.stalk_dim, shape.channels, **sizes)  # type: ignore[call-arg]
+        return model(shape.in_channels, shape.out_channels, shape.stalk_dim, shape.channels, **sizes)
 
     return Builder(model, build)
 
@@ -136,7 +136,7 @@ def _wide(model: type[GraphModel], *, steps: str | None = None) -> Builder:
 
     def build(shape: Shape, options: dict[str, Any]) -> GraphModel:
         sizes = {**({steps: shape.steps} if steps else {}), **options}
-        return model(shape.in_channels, shape.out_channels, shape.width, **sizes)  # type: ignore[call-arg]
+        return model(shape.in_channels, shape.out_channels, shape.width, **sizes)
 
     return Builder(model, build)
 

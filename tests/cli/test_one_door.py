@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -156,23 +158,17 @@ def test_every_option_of_every_model_and_task_has_a_type_that_takes_its_default(
             assert all(spec.types[name].accepts(value) for name, value in options.items())
 
 
-def test_shell_completion(monkeypatch):
-    argcomplete = pytest.importorskip("argcomplete", reason="argcomplete is an optional package")
-    import io
-
-    from sheafdeq.cli import build_parser
+def test_shell_completion(tmp_path):
+    pytest.importorskip("argcomplete", reason="argcomplete is an optional package")
 
     def complete(line):
-        output = io.StringIO()
-        finder = argcomplete.CompletionFinder(build_parser(), exit_method=lambda code: None, output_stream=output)
-        monkeypatch.setenv("_ARGCOMPLETE", "1")
-        monkeypatch.setenv("_ARGCOMPLETE_IFS", "\n")
-        monkeypatch.setenv("COMP_LINE", line)
-        monkeypatch.setenv("COMP_POINT", str(len(line)))
-        finder(build_parser(), exit_method=lambda code: None, output_stream=output)
-        return output.getvalue()
+        found = tmp_path / "found"
+        words = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "COMP_LINE": line, "COMP_POINT": str(len(line))}
+        environment = {**os.environ, **words, "_ARGCOMPLETE_STDOUT_FILENAME": str(found)}
+        subprocess.run([sys.executable, "-m", "sheafdeq"], env=environment, capture_output=True, timeout=60)
+        return found.read_text().split()
 
-    assert "train" in complete("sheafdeq tra")
-    assert "--learning-rate" in complete("sheafdeq train --lea")
-    assert "community" in complete("sheafdeq train --task comm")
-    assert "sheafdeq" in complete("sheafdeq models sheafd")
+    assert complete("sheafdeq tra") == ["train"]
+    assert complete("sheafdeq train --lea") == ["--learning-rate"]
+    assert complete("sheafdeq train --task comm") == ["community"]
+    assert complete("sheafdeq models sheafdeq-") == ["sheafdeq-no-norm"]

@@ -348,7 +348,7 @@ def test_the_command_prints_every_table(tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         main(["tables", "community", "--results", str(tmp_path / "absent")])
     assert stop.value.code == 2
-    assert "no such folder" in capsys.readouterr().err
+    assert "is not a folder" in capsys.readouterr().err
     (tmp_path / "one.run.json").write_text("{}")
     assert main(["tables", "community", "--results", str(tmp_path)]) == 0
     assert "one.run.json" in capsys.readouterr().err

@@ -81,13 +81,16 @@ def test_a_configuration_file_with_replacements(tmp_path, capsys):
     [
         (["train", "--task", "community"], 2, "--model"),
         (["train", "--task", "community", "--model", "sheafdeq", "--set", "shift"], 2, "KEY=VALUE"),
-        (["train", "--task", "weather", "--model", "sheafdeq"], 1, "weather"),
-        (["train", "--task", "counting", "--model", "sheafdeq", "--set", "shft=1"], 1, "shft"),
-        (["train", "--task", "counting", "--model", "sheafdeq", "--epochs", "-1"], 1, "max_epochs"),
+        (["train", "--task", "weather", "--model", "sheafdeq"], 2, "weather"),
+        (["train", "--task", "counting", "--model", "sheafdeq", "--set", "shft=1"], 2, "shft"),
+        (["train", "--task", "counting", "--model", "sheafdeq", "--epochs", "-1"], 2, "--epochs"),
     ],
 )
 def test_mistakes_are_named_without_a_traceback(arguments, code, word, capsys):
-    assert main(arguments) == code
+    try:
+        assert main(arguments) == code
+    except SystemExit as stop:  # the parser's own complaints
+        assert stop.code == code  # noqa: PT017
     error = capsys.readouterr().err
     assert word in error
     assert "Traceback" not in error

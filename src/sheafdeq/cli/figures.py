@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sheafdeq.cli.arguments import output_folder, present_folder
 from sheafdeq.cli.choice import Choice, add_choice_options, choice_of
+from sheafdeq.errors import UsageError
 
 if TYPE_CHECKING:
     from sheafdeq.report.figures import Source
-
-from sheafdeq.cli.arguments import output_folder, present_folder
 
 KINDS = ("continued", "continued-full", "settling", "async", "tau-sweep", "faults", "frontier", "training")
 
@@ -24,7 +25,7 @@ def configure(commands: Any) -> None:
         description="Draw every figure the records allow: SVG, PDF, PNG, and a JSON file with caption, command and records read.",
     )
     parser.add_argument(
-        "--results", type=present_folder, default="results", metavar="DIR",
+        "--results", default="results", metavar="DIR",
         help="with diagnostics/, async/, certificates/ (default results)",
     )  # fmt: skip
     parser.add_argument(
@@ -42,6 +43,8 @@ def run(options: Any) -> int:
     """Read, draw, write."""
     from sheafdeq.report.figures import check_sources, draw_all, read_sources, write_drawings
 
+    if not options.runs and not Path(options.results).is_dir():
+        raise UsageError(f"{options.results!r} is not a folder: give the folder with the records by --results, or runs by --runs")
     choice = choice_of(options)
     sources = chosen(read_sources(options.results, options.runs), choice)
     check_sources(sources)
