@@ -10,10 +10,7 @@ from sheafdeq.data import task_names
 
 
 def run(capsys, *arguments):
-    try:
-        code = main(["tasks", *arguments])
-    except SystemExit as stop:  # the parser's own complaints
-        code = stop.code
+    code = main(["tasks", *arguments])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 

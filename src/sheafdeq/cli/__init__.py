@@ -43,7 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     parser = build_parser()
     _complete(parser)
-    options = parser.parse_args(arguments)
+    try:
+        options = parser.parse_args(arguments)
+    except SystemExit as stop:  # argparse ends the process itself, here it is the caller's to end
+        if not stop.code:
+            raise  # --help, --version
+        return 2
     if getattr(options, "run", None) is None:
         parser.print_help()
         return 2
