@@ -33,7 +33,7 @@ WRONG = [
     ((*TRAIN, "--task-set", "nodes=abc"), "nodes must be a whole number from 1 to 1,000,000, got 'abc'"),
     ((*TRAIN, "--task-set", "nodes=900000", "--task-set", "k=900"), "choose smaller sizes"),
     ((*TRAIN, "--task-set", "split=public"), "no option 'split'"),
-    ((*TRAIN, "--task-set", "download=true"), "download is not an option of a task"),
+    ((*TRAIN, "--task-set", "download=true"), "is not for a configuration to decide"),
     ((*TRAIN, "--task-set", "mask_seed=36893488147419103232"), "mask_seed must be"),
     (("train", "--task", "cora", "--model", "gcn", "--task-set", "undirected=maybe"), "undirected must be true or false, got 'maybe'"),
     (("train", "--task", "comunity", "--model", "sheafdeq"), "did you mean 'community'"),
