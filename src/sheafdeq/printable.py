@@ -25,7 +25,7 @@ def markdown_text(text: str) -> str:
     for character in "|*`":
         text = text.replace(character, "\\" + character)
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace("://", ":&#47;/")
-    return re.sub(r"\](?=\s*[(\[:])", r"\\]", text)
+    return re.sub(r"\](?=[(\[:])", r"\\]", text)
 
 
 def csv_text(text: str) -> str:
