@@ -42,10 +42,14 @@ def configure(commands: Any) -> None:
     parser.add_argument("--audit", metavar="DRAWS", type=whole_number(),
         help="try to catch false certificates in this many random problems")
     parser.add_argument(
-        "--audit-solves", metavar="DRAWS", type=whole_number(), help="try to catch false statuses and gradients in solves with known answers"
+        "--audit-solves", metavar="DRAWS", type=whole_number(),
+        help="try to catch false statuses and gradients in solves with known answers",
     )
     parser.add_argument("--first", type=whole_number(0), default=0, help="number of the first draw of an audit (default 0)")
-    parser.add_argument("--table", type=present_folder, metavar="FOLDER", help="the table from the certificates stored in FOLDER, whatever their scheme")
+    parser.add_argument(
+        "--table", type=present_folder, metavar="FOLDER",
+        help="the table from the certificates stored in FOLDER, whatever their scheme",
+    )
     parser.add_argument("--task", help="task to take the graph from (default: the run's own)")
     parser.add_argument("--level", type=whole_number(0, 10), help="heterophily level of a community task")
     parser.add_argument("--split", choices=["train", "validation", "test"], default="test", help="default test")
