@@ -443,3 +443,71 @@ def test_the_evidence_has_its_order():
     warmups = {(c.model.name, c.task.level, c.schedule.warmup) for _, c in runs if not c.task.options and c.graphs_per_update is None}
     assert {(*which, w) for which in (("loop-transformer", 7), ("loop-transformer", 10), ("ignn", 10)) for w in (0.05, 0.1, 0.2)} <= warmups
     assert len({config.model_dump_json() for _, config in runs}) == len(runs)
+
+
+def test_the_token_of_ray_is_its_owners_alone(tmp_path, monkeypatch):
+    from sheafdeq.training.engines.ray import _private_token
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
+    _private_token()
+    path = tmp_path / ".ray" / "auth_token"
+    token = path.read_text()
+    assert len(token) == 64
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o644)
+    _private_token()
+    assert path.read_text() == token
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+RAY_SOCKETS = """
+import json, os, sys
+from pathlib import Path
+from sheafdeq.training.engines.ray import _import_ray, _start
+ray = _import_ray()
+_start(ray, 1, None)
+mine, waiting = set(), [os.getpid()]
+parents = {}
+for entry in Path("/proc").iterdir():
+    if entry.name.isdecimal():
+        try:
+            parents.setdefault(int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1]), []).append(int(entry.name))
+        except OSError:
+            pass
+while waiting:
+    pid = waiting.pop()
+    mine.add(pid)
+    waiting += parents.get(pid, [])
+inodes = set()
+for pid in mine:
+    try:
+        inodes |= {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}
+    except OSError:
+        pass
+listening = []
+for table in ("tcp", "tcp6"):
+    for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+        words = line.split()
+        if words[3] == "0A" and f"socket:[{words[9]}]" in inodes:
+            listening.append(words[1].split(":")[0])
+ray.shutdown()
+print(json.dumps(listening))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_cluster_of_ours_listens_on_the_loopback_interface_alone(tmp_path):
+    need_ray()
+    if not Path("/proc/net/tcp").exists():
+        pytest.skip("no /proc/net/tcp to read the listening sockets from")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    environment["HOME"] = str(tmp_path)
+    done = subprocess.run([sys.executable, "-c", RAY_SOCKETS], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    listening = json.loads(done.stdout.splitlines()[-1])
+    assert listening
+    assert set(listening) <= {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+    assert (tmp_path / ".ray" / "auth_token").stat().st_mode & 0o077 == 0

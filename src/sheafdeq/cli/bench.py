@@ -51,8 +51,10 @@ def run(options: argparse.Namespace) -> int:
         return 0
     result = measure(quick=options.quick, scale=options.scale)
     if options.out:
+        from sheafdeq.records import write_bytes
+
         options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "bench.json").write_text(json.dumps(result, indent=2) + "\n")
+        write_bytes(options.out / "bench.json", (json.dumps(result, indent=2) + "\n").encode())
         _draw(result, options.out)
     print(json.dumps(result, indent=2) if options.json else _table(result))
     return 0
@@ -461,7 +463,7 @@ def _draw(result: dict[str, Any], folder: Path) -> None:
     held = [row["memory_bytes"] / 2**20 for _, row in measured]
     right.set_xlim(0.3 * min(held), 6 * max(held))
     right.set_xlabel("peak memory of the pass, MiB")
-    figure.savefig(folder / "bench_time.png", dpi=150)
+    _save(figure, folder / "bench_time.png")
     pyplot.close(figure)
     if result["scales"]:
         figure, axes = pyplot.subplots(figsize=(5, 3.2), layout="constrained")
@@ -470,5 +472,16 @@ def _draw(result: dict[str, Any], folder: Path) -> None:
         axes.set_ylim(bottom=0)
         axes.set_xlabel("stored edges")
         axes.set_ylabel("ns per edge and step")
-        figure.savefig(folder / "bench_scale.png", dpi=150)
+        _save(figure, folder / "bench_scale.png")
         pyplot.close(figure)
+
+
+def _save(figure: Any, path: Path) -> None:
+    """Whole or not at all."""
+    import io
+
+    from sheafdeq.records import write_bytes
+
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=150)
+    write_bytes(path, drawn.getvalue())

@@ -9,6 +9,7 @@ part of a median.
 from __future__ import annotations
 
 import hashlib
+import io
 import math
 import textwrap
 from collections import defaultdict
@@ -139,7 +140,9 @@ def write_drawings(drawings: Sequence[Drawing], out: str | Path, command: str) -
         with style():
             for suffix, metadata in (("svg", {"Date": None}), ("pdf", {"CreationDate": None}), ("png", {"Software": None})):
                 path = folder / f"{drawing.name}.{suffix}"
-                drawing.figure.savefig(path, metadata=metadata)
+                drawn = io.BytesIO()
+                drawing.figure.savefig(drawn, format=suffix, metadata=metadata)
+                write_bytes(path, drawn.getvalue())
                 written.append(path)
         plt.close(drawing.figure)
         path = folder / f"{drawing.name}.json"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sheafdeq.errors import InputError, UsageError
-from sheafdeq.records import EvaluationRecord, RunRecord, Summary
+from sheafdeq.records import EvaluationRecord, RunRecord, Summary, write_bytes
 from sheafdeq.report import tables
 from sheafdeq.report.collection import Collection
 from sheafdeq.report.site.charts import charts_of
@@ -131,7 +131,7 @@ def build_site(
     files = 0
     for asset in ASSETS:
         source = resources.files("sheafdeq.report.site") / "assets" / asset
-        (folder / asset).write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+        _write(folder / asset, source.read_text(encoding="utf-8"))
     page = made.get_template("run.html")
     for run in runs:
         name = run.name
@@ -178,14 +178,15 @@ def prepare_folder(out: str | Path) -> Path:
             raise InputError(f"{folder}: not empty and not made by `sheafdeq report`; give another folder by --out")
         for name in ("runs", "data", "configs"):
             shutil.rmtree(folder / name, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder / MARKER, "made by `sheafdeq report`; may be made again\n")  # first: a killed report may be made again, too
     for name in ("runs", "data", "configs"):
-        (folder / name).mkdir(parents=True)
-    _write(folder / MARKER, "made by `sheafdeq report`; may be made again\n")
+        (folder / name).mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def _write(path: Path, text: str) -> None:
-    path.write_bytes(text.encode("utf-8", "replace"))
+    write_bytes(path, text.encode("utf-8", "replace"))
 
 
 # ---------------------------------------------------------------------- one run

@@ -1,0 +1,73 @@
+"""The checks of ``benchmarks/crash_commands.py`` see what is broken on purpose; the commands themselves pass (slow)."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sheafdeq.records import write_sealed
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "benchmarks" / "crash_commands.py"
+
+
+@pytest.fixture(scope="module")
+def crash():
+    specification = importlib.util.spec_from_file_location("crash_commands", SCRIPT)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def test_half_files_and_leftovers_are_seen(crash, tmp_path):
+    write_sealed(tmp_path / "a.json", {"value": 1, "timing": {"seconds": 2}})
+    assert crash.half_files(tmp_path) == []
+    assert crash.left_aside(tmp_path) == []
+    before = crash.contents(tmp_path)
+    write_sealed(tmp_path / "a.json", {"value": 1, "timing": {"seconds": 3}})
+    assert crash.contents(tmp_path) == before
+    write_sealed(tmp_path / "a.json", {"value": 2, "timing": {"seconds": 3}})
+    assert crash.contents(tmp_path) != before
+    whole = (tmp_path / "a.json").read_bytes()
+    (tmp_path / "a.json").write_bytes(whole.replace(b"2", b"3", 1))
+    (tmp_path / "b.json").write_bytes(whole[:-9])
+    (tmp_path / "c.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{")
+    (tmp_path / "d.png").write_bytes(b"\x89PNG")
+    (tmp_path / "e.svg").write_text("<svg>")
+    (tmp_path / "f.md").write_text("")
+    (tmp_path / ("0" * 64)).mkdir()
+    seen = {line.split(":")[0] for line in crash.half_files(tmp_path)}
+    assert seen == {"a.json", "b.json", "c.safetensors", "d.png", "e.svg", "f.md", "0" * 64}
+    (tmp_path / ".a.json.1.00000000").write_bytes(b"half")
+    assert crash.left_aside(tmp_path) == [".a.json.1.00000000"]
+
+
+def test_the_recorded_outcome_is_clean_and_covers_every_command(crash, tmp_path):
+    (tmp_path / "run").mkdir()
+    recorded = json.loads((ROOT / "results" / "crash_safety" / "commands-seed0.json").read_text())
+    assert recorded["violations"] == 0
+    assert {counts["command"] for counts in recorded["commands"]} == set(crash.commands(tmp_path, tmp_path))
+    for counts in recorded["commands"]:
+        assert counts["kills"] >= counts["operations"] > 0
+
+
+def _run(*arguments: str) -> tuple[int, list[dict]]:
+    done = subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True)
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_kills_cost_nothing_and_a_broken_writer_is_caught():
+    code, (counts, total) = _run("--commands", "evaluate", "--kills", "2")
+    assert (code, total["violations"]) == (0, 0)
+    assert counts["kills"] >= counts["operations"] > 0
+    code, (counts, total) = _run("--commands", "evaluate", "--kills", "0", "--broken")
+    assert code == 1
+    assert counts["half_files"] > 0
+    assert total["violations"] > 0
