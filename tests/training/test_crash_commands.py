@@ -12,8 +12,7 @@ import pytest
 
 from sheafdeq.records import write_sealed
 
-ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "benchmarks" / "crash_commands.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "crash_commands.py"
 
 
 @pytest.fixture(scope="module")
@@ -45,15 +44,6 @@ def test_half_files_and_leftovers_are_seen(crash, tmp_path):
     assert seen == {"a.json", "b.json", "c.safetensors", "d.png", "e.svg", "f.md", "0" * 64}
     (tmp_path / ".a.json.1.00000000").write_bytes(b"half")
     assert crash.left_aside(tmp_path) == [".a.json.1.00000000"]
-
-
-def test_the_recorded_outcome_is_clean_and_covers_every_command(crash, tmp_path):
-    (tmp_path / "run").mkdir()
-    recorded = json.loads((ROOT / "results" / "crash_safety" / "commands-seed0.json").read_text())
-    assert recorded["violations"] == 0
-    assert {counts["command"] for counts in recorded["commands"]} == set(crash.commands(tmp_path, tmp_path))
-    for counts in recorded["commands"]:
-        assert counts["kills"] >= counts["operations"] > 0
 
 
 def _run(*arguments: str) -> tuple[int, list[dict]]:
