@@ -315,6 +315,17 @@ class RunRecord(_Frozen):
         """Parameter-initialisation seed."""
         return int(self.config["seed"])
 
+    def seconds_to(self, score: float) -> float | None:
+        """CPU seconds of training until the validation score first reached ``score``; None if it never did.
+
+        The epochs of a run cost about the same, so this is the share of its epochs.
+        """
+        curve = self.curves["validation"]
+        reached = next((epoch for epoch, value in enumerate(curve) if value is not None and value >= score), None)
+        if reached is None:
+            return None
+        return float(self.timing["cpu_seconds"]) * reached / max(1, self.epochs)
+
     @staticmethod
     def parse(payload: Any, source: str) -> RunRecord:
         """Check a payload against the schema."""

@@ -148,3 +148,13 @@ def test_a_changed_plan_is_refused(small, tmp_path):
 
 def test_task_digest_can_be_supplied(small):
     assert identify(small(), task_of(small()).digest) == identify(small())
+
+
+def test_seconds_to_a_score_are_the_share_of_the_epochs(small):
+    record = train(small(max_epochs=4)).record
+    timed = record.model_copy(
+        update={"epochs": 4, "curves": {**record.curves, "validation": [10.0, None, 60.0, 50.0, 70.0]}, "timing": {"cpu_seconds": 8.0}}
+    )
+    assert timed.seconds_to(60) == 4.0
+    assert timed.seconds_to(5) == 0.0
+    assert timed.seconds_to(99) is None
