@@ -8,7 +8,7 @@ import pytest
 
 from report.report_records import record
 from sheafdeq.cli import main
-from sheafdeq.cli.tables import RESULTS_COMMAND, evidence_of
+from sheafdeq.cli.tables import RESULTS_COMMAND, evidence_folders, evidence_of
 from sheafdeq.errors import InputError
 from sheafdeq.records import EVALUATION_SCHEMA, write_sealed
 from sheafdeq.report.explanations import read_explanations
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_page_and_the_readme_are_what_the_records_say():
     """Run `make results` after adding records."""
-    evidence = evidence_of([ROOT / "results"])
+    evidence = evidence_of(evidence_folders(ROOT / "results"), ROOT / "results" / "explanations.toml")
     assert (ROOT / "RESULTS.md").read_text(encoding="utf-8") == results_page(evidence, RESULTS_COMMAND)
     tables = {name: evidence.table(name) for name in ("community", "distributed")}
     lines = [f"* {line}" for line in headlines(evidence, tables, differences(evidence))]
@@ -58,8 +58,12 @@ def results(tmp_path):
     return folder
 
 
+def evidence_below(folder):
+    return evidence_of(evidence_folders(folder), folder / "explanations.toml")
+
+
 def test_differences_beyond_two_points_are_explained_or_unexplained(results):
-    found = {(d.row, d.column): d for d in differences(evidence_of([results]))}
+    found = {(d.row, d.column): d for d in differences(evidence_below(results))}
     assert set(found) == {("SheafDEQ, shift 1.3", "L7"), ("IGNN", "L10"), ("SheafDEQ, shift 1.3", "Counting")}
     assert {d.explanation for d in found.values()} == {"unexplained"}
     (results / "explanations.toml").write_text(
@@ -77,7 +81,7 @@ def test_differences_beyond_two_points_are_explained_or_unexplained(results):
         records = ["belowxxx", "ffffffff"]
         """
     )
-    evidence = evidence_of([results])
+    evidence = evidence_below(results)
     found = {(d.row, d.column): d.explanation for d in differences(evidence)}
     assert found["IGNN", "L10"] == "Seen before. (`abovexxx`)"
     assert found["SheafDEQ, shift 1.3", "L7"] == "unexplained"  # one of its records does not exist
@@ -85,7 +89,7 @@ def test_differences_beyond_two_points_are_explained_or_unexplained(results):
 
 
 def test_the_page_says_what_it_must(results, capsys):
-    page = results_page(evidence_of([results]), RESULTS_COMMAND)
+    page = results_page(evidence_below(results), RESULTS_COMMAND)
     assert "5 of the 79 cells" in page
     assert "1 inside its range, 2 above, 2 below" in page
     assert "3 cells lie more than 2 points outside, 3 of them unexplained" in page
@@ -98,7 +102,7 @@ def test_the_page_says_what_it_must(results, capsys):
     assert "SheafDEQ [constant rate]" in page
     assert "residual 8.95e-07 after 420 iterations" in page
     (results / "near.run.json").write_text("{}")
-    assert "1 files excluded: near.run.json" in results_page(evidence_of([results]), RESULTS_COMMAND)
+    assert "1 files excluded: near.run.json" in results_page(evidence_below(results), RESULTS_COMMAND)
 
 
 def test_the_command_writes_page_readme_and_picture(results, tmp_path, capsys):
@@ -134,3 +138,10 @@ def test_a_file_of_explanations_that_cannot_be_read_is_named(tmp_path, text, mes
 def test_a_page_without_marks_is_left_alone():
     assert with_section("nothing here", ["x"]) == "nothing here"
     assert with_section(f"{BEGIN} but no end", ["x"]) == f"{BEGIN} but no end"
+
+
+def test_pilots_and_smoke_tests_are_not_evidence(tmp_path):
+    assert evidence_folders(tmp_path) == [tmp_path]
+    for name in ("runs", "pilots", "smoke", "evaluations"):
+        (tmp_path / name).mkdir()
+    assert evidence_folders(tmp_path) == [tmp_path / "runs", tmp_path / "evaluations"]

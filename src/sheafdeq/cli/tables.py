@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from sheafdeq.records import Summary
     from sheafdeq.report.results_page import Evidence
 
+EVIDENCE = ("runs", "evaluations", "diagnostics", "async", "async_cascade")
+"""Folders below ``results`` that tables rest on; pilots, smoke tests and what is superseded lie beside them."""
 RESULTS_COMMAND = "sheafdeq tables results --out RESULTS.md --figures docs/figures"
 NAMES = ("community", "distributed", "parameters", "staleness", "all", "results")
 
@@ -40,7 +42,8 @@ def configure(commands: Any) -> None:
     parser.add_argument("--metric", help="another metric of the test split in place of the score (mse, r2, accuracy, ...)")
     parser.add_argument(
         "--results", type=present_folder, metavar="DIR", action="append",
-        help="folder with records (default results; may be repeated, runs as well)",
+        help="folder with records (default results, of which community, distributed and results leave pilots and the like out; "
+        "may be repeated, runs as well)",
     )  # fmt: skip
     parser.add_argument("--wide", action="store_true", help="every column, however wide the terminal is")
     parser.add_argument("--out", metavar="FILE", help="write to a file; of 'results' also a README.md beside it, between its marks")
@@ -59,11 +62,14 @@ def run(options: argparse.Namespace) -> int:
         table = tables.parameter_table(parameter_counts())
     else:
         folders = [Path(folder) for folder in options.results or ["results"]]
+        root = folders[0]
         for folder in folders:
             if not folder.is_dir():
                 raise UsageError(f"{folder}: no such folder; give the folder with the records by --results DIR")
+        if options.results is None and options.table in ("community", "distributed", "results"):
+            folders = evidence_folders(root)
         if options.table == "results":
-            return write_results(folders, options)
+            return write_results(root, folders, options)
         if options.table == "staleness":
             table = tables.staleness_table(async_payloads(folders), full=options.full)
         else:
@@ -100,11 +106,16 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def write_results(folders: list[Path], options: argparse.Namespace) -> int:
+def evidence_folders(root: Path) -> list[Path]:
+    """The folders of a results folder that tables rest on; the folder itself where it has none of them."""
+    return [root / name for name in EVIDENCE if (root / name).is_dir()] or [root]
+
+
+def write_results(root: Path, folders: list[Path], options: argparse.Namespace) -> int:
     """The page of all results, and the section of the README that comes from it."""
     from sheafdeq.report.results_page import differences, headlines, results_page, with_section
 
-    evidence = evidence_of(folders, options.explanations)
+    evidence = evidence_of(folders, Path(options.explanations) if options.explanations else root / "explanations.toml")
     for problem in (*evidence.found.excluded, *evidence.explanations.unsupported):
         print(f"excluded {problem}", file=sys.stderr)
     page = results_page(evidence, RESULTS_COMMAND)
@@ -112,7 +123,7 @@ def write_results(folders: list[Path], options: argparse.Namespace) -> int:
         from sheafdeq.report.figures import read_sources, write_drawings
         from sheafdeq.report.results_figure import community_figure
 
-        runs = [source for folder in folders for source in read_sources(folder) if source.run is not None]
+        runs = [source for source in read_sources(root, folders) if source.run is not None]
         drawing = community_figure(evidence.table("community"), runs)
         write_drawings([drawing], options.figures, RESULTS_COMMAND)
     if not options.out:
@@ -132,7 +143,7 @@ def write_results(folders: list[Path], options: argparse.Namespace) -> int:
     return 0
 
 
-def evidence_of(folders: list[Path], explanations: str | None = None) -> Evidence:
+def evidence_of(folders: list[Path], explanations: Path) -> Evidence:
     """Everything the page of results is made of."""
     from sheafdeq.report.collection import collect
     from sheafdeq.report.explanations import read_explanations
@@ -140,8 +151,7 @@ def evidence_of(folders: list[Path], explanations: str | None = None) -> Evidenc
     from sheafdeq.training.selection import protocol, select, summarise
 
     found = collect(folders)
-    path = Path(explanations) if explanations else folders[0] / "explanations.toml"
-    known = read_explanations(path, [record.id for record in found.runs])
+    known = read_explanations(explanations, [record.id for record in found.runs])
     return Evidence(found, summarise(found.runs), select, known, found.fresh_scores(), protocol)
 
 

@@ -189,11 +189,13 @@ def _row_line(table: Table, title: str, words: str) -> str:
 
 
 def _cells_of(table: Table, start: str) -> list[tuple[str, Cell]]:
-    """Filled cells of the first row whose title begins so."""
-    for row in table.rows:
-        if row.source == "ours" and row.title.startswith(start):
-            return [(c, cell) for c, cell in zip(table.columns, row.cells, strict=True) if cell.spread is not None]
-    return []
+    """Filled cells of the row whose title begins so; of several, the one with most of them."""
+    rows = [
+        [(c, cell) for c, cell in zip(table.columns, row.cells, strict=True) if cell.spread is not None]
+        for row in table.rows
+        if row.source == "ours" and row.title.startswith(start)
+    ]
+    return max(rows, key=len, default=[])
 
 
 def _cascade_line(table: Table) -> str:
