@@ -177,6 +177,19 @@ def test_the_verdict_is_taken_at_the_printed_precision():
     assert Cell((99.4, 99.4, 99.4), verdict="above", gap=0.5).text() == "99.4 above 0.5"
 
 
+def test_recipes_that_differ_by_their_task_share_a_row():
+    def by(name, **fields):
+        training = {key: value for key, value in recipe_values(name).items() if key not in ("task", "model")}
+        return record(validation=1.0, model="sheaf-cascade", shift=None, **fields, **training)
+
+    records = [by("cascade-coordinates", test=-0.1, task="coordinates", level=None)]
+    records.append(by("cascade-terrain", test=90.0, task="mnist-terrain", level=None))
+    table = paper_table("distributed", summarise(records), select)
+    (row,) = [row for row in table.rows if "Cascade" in row.title]
+    assert row.title == "Sheaf-Cascade Δ [recipe cascade]"
+    assert [cell.spread is not None for cell in row.cells] == [False, False, True, True]
+
+
 def test_rows_say_which_see_differences():
     plain = record(test=60.0, validation=1.0)
     given = record(test=99.0, validation=1.0, edge_inputs="difference")

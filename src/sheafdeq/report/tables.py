@@ -248,9 +248,9 @@ def _row_title(title: str, summary: Summary) -> str:
 
 
 def _row_protocol(summary: Summary) -> str:
-    """Recipes of one family (``cascade``, ``cascade-coordinates``) share a row: they are for different columns."""
-    words = summary.protocol.split("-")
-    return words[0] if words[0] == "recipe cascade" else summary.protocol
+    """Recipes that differ by their task alone (``cascade``, ``cascade-coordinates``) share a row."""
+    name, _, task = summary.protocol.rpartition("-")
+    return name if name.startswith("recipe ") and task in summary.column[0] else summary.protocol
 
 
 def _fresh_places(ours: Sequence[Sequence[Summary | None]], fresh: Mapping[str, float]) -> list[int]:
