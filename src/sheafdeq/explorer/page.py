@@ -65,9 +65,12 @@ def write_page(scene: Scene, films: Sequence[Film], out: str | Path, *, back: st
         raise InputError("no film to show: give at least one")
     frame = _render(scene, {"films": []}, back)
     data = _scene_data(scene)
-    data["films"] = [_film_data(shot, scene) for shot in films]
-    room = limit - len(frame) - len(script_json(data))
-    if room < 0:
+    for coarse in (1, 2, 4, 8):  # where colours alone are too much, fewer of them
+        data["films"] = [_film_data(shot, scene, coarse) for shot in films]
+        room = limit - len(frame) - len(script_json(data))
+        if room >= 0:
+            break
+    else:
         size = (limit - room) / 1e6
         raise InputError(
             f"{len(films)} films of {films[0].length} frames and {scene.graph.num_nodes} nodes take {size:.1f} MB, more than "
@@ -120,8 +123,8 @@ def _scene_data(scene: Scene) -> dict[str, Any]:
     return data
 
 
-def _film_data(shot: Film, scene: Scene) -> dict[str, Any]:
-    """The colours of all frames."""
+def _film_data(shot: Film, scene: Scene, coarse: int) -> dict[str, Any]:
+    """The colours of all frames; residual and disagreement in steps of ``coarse`` of their 64 levels."""
     if scene.classes is not None:
         prediction = shot.prediction.astype(numpy.uint8)
     else:
@@ -139,14 +142,18 @@ def _film_data(shot: Film, scene: Scene) -> dict[str, Any]:
         "largest": [float(f"{value:.3g}") for value in shot.residual.max(axis=1)] if shot.residual.size else [],
         "median": [float(f"{value:.3g}") for value in middle] if shot.residual.size else [],
         "prediction": packed_over_time(prediction),
-        "residual": packed_over_time(residual_levels(shot.residual)),
-        "disagreement": packed_over_time(linear_levels(shot.disagreement, 0.0, 1.0)),
+        "residual": packed_over_time(_rounded(residual_levels(shot.residual), coarse)),
+        "disagreement": packed_over_time(_rounded(linear_levels(shot.disagreement, 0.0, 1.0), coarse)),
         "delays": None if shot.delays is None else packed(shot.delays),
         "shape": list(shot.shape),
         "states": None,
         "maps": None,
     }
     return entry
+
+
+def _rounded(levels: NDArray[numpy.uint8], coarse: int) -> NDArray[numpy.uint8]:
+    return levels if coarse == 1 else numpy.minimum(levels // coarse * coarse + coarse // 2, 63).astype(numpy.uint8)
 
 
 def _add_states(shot: Film, entry: dict[str, Any], share: int) -> int:
