@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from sheafdeq.adjoints import Adjoint, adjoint_from
 from sheafdeq.data.graph import Graph
+from sheafdeq.data.plain_tensor import plain_tensor
 from sheafdeq.errors import InputError
 from sheafdeq.solvers import Picard, Solution, Solver, solver_from
 from sheafdeq.solvers.iterate import Observer
@@ -175,6 +176,7 @@ class EquilibriumModel(GraphModel):
             solver = solver.with_steps(steps)
         start = self.initial_state(context)
         if initial_state is not None:
+            initial_state = plain_tensor(initial_state, "the initial state")
             if initial_state.shape != start.shape or initial_state.dtype != start.dtype:
                 got, need = (f"{tuple(t.shape)} {t.dtype}" for t in (initial_state, start))
                 raise InputError(f"the initial state must be {need} for this model and graph, got {got}")

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sheafdeq.data.plain_tensor import plain_tensor
 from sheafdeq.errors import InputError
 
 __all__ = ["Graph"]
@@ -62,7 +63,9 @@ class Graph:
     ) -> Graph:
         """Check every tensor, sort the edges by target, and return a :class:`Graph`.
 
-        Raises :class:`~sheafdeq.errors.InputError` (a ``ValueError``) that names what came and what is needed.
+        Tensor subclasses (PyG's ``EdgeIndex``, ``nn.Parameter``) and lazily negated views become plain tensors here
+        (:func:`~sheafdeq.data.plain_tensor.plain_tensor`). Raises :class:`~sheafdeq.errors.InputError` (a ``ValueError``)
+        that names what came and what is needed.
         """
         x = _checked_features(x, "x")
         n = x.shape[0]
@@ -87,8 +90,9 @@ class Graph:
             if getattr(data, name, None) is None:
                 raise InputError(f"the graph has no '{name}': give a PyG Data object with x and edge_index")
         edge_attr = getattr(data, "edge_attr", None)
-        if edge_attr is not None and edge_attr.dim() == 1:
-            edge_attr = edge_attr.unsqueeze(-1)
+        if isinstance(edge_attr, Tensor):
+            edge_attr = plain_tensor(edge_attr, "edge_attr")
+            edge_attr = edge_attr.unsqueeze(-1) if edge_attr.dim() == 1 else edge_attr
         return Graph.build(
             data.x,
             data.edge_index,
@@ -206,6 +210,7 @@ class Graph:
 
     def with_features(self, x: Tensor) -> Graph:
         """The same edges with other node features (same number of nodes)."""
+        x = plain_tensor(x, "x")
         if x.shape[0] != self.num_nodes:
             raise InputError(f"features have {x.shape[0]} rows, the graph has {self.num_nodes} nodes")
         return replace(self, x=x)
@@ -225,6 +230,7 @@ class Graph:
 def _checked_features(x: Any, name: str) -> Tensor:
     if not isinstance(x, Tensor):
         raise InputError(f"{name} must be a torch tensor of shape (nodes, features), got {type(x).__name__}")
+    x = plain_tensor(x, name)
     if x.dim() != 2:
         raise InputError(f"{name} must have shape (nodes, features), got shape {tuple(x.shape)}")
     if not x.dtype.is_floating_point:
@@ -240,6 +246,7 @@ def _checked_features(x: Any, name: str) -> Tensor:
 def _checked_edge_index(edge_index: Any, n: int, device: torch.device) -> Tensor:
     if not isinstance(edge_index, Tensor):
         raise InputError(f"edge_index must be a torch tensor of shape (2, edges), got {type(edge_index).__name__}")
+    edge_index = plain_tensor(edge_index, "edge_index")
     if edge_index.dim() != 2 or edge_index.shape[0] != 2:
         raise InputError(f"edge_index must have shape (2, edges), got shape {tuple(edge_index.shape)}")
     if edge_index.dtype not in _INDEX_TYPES:
@@ -259,6 +266,7 @@ def _checked_edge_index(edge_index: Any, n: int, device: torch.device) -> Tensor
 def _checked_edge_attr(edge_attr: Any, e: int, x: Tensor) -> Tensor:
     if not isinstance(edge_attr, Tensor):
         raise InputError(f"edge_attr must be a torch tensor of shape (edges, width), got {type(edge_attr).__name__}")
+    edge_attr = plain_tensor(edge_attr, "edge_attr")
     if edge_attr.dim() != 2 or edge_attr.shape[0] != e:
         raise InputError(
             f"edge_attr must have shape ({e}, width), one row for each edge, got {tuple(edge_attr.shape)}"
@@ -280,6 +288,8 @@ def _checked_batch(
         if num_graphs not in (None, 1):
             raise InputError(f"num_graphs={num_graphs} needs a batch vector that says which node is in which graph")
         return None, 1
+    if isinstance(batch, Tensor):
+        batch = plain_tensor(batch, "batch")
     if not isinstance(batch, Tensor) or batch.shape != (n,) or batch.dtype not in _INDEX_TYPES:
         got = f"{tuple(batch.shape)} {batch.dtype}" if isinstance(batch, Tensor) else type(batch).__name__
         raise InputError(f"batch must be an integer tensor of shape ({n},), got {got}")

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from sheafdeq.data.plain_tensor import plain_tensor
 from sheafdeq.errors import InputError
 from sheafdeq.kernels.layout import EdgeLayout
 from sheafdeq.kernels.native_module import native_module
@@ -144,11 +145,16 @@ def _function(name: str, dtype: torch.dtype) -> Any:
     return getattr(native_module(), f"{name}_{'float' if dtype == torch.float32 else 'double'}")
 
 
+def _dense(tensor: Tensor) -> Tensor:
+    """Detached, plain and contiguous: what native code may read."""
+    return plain_tensor(tensor.detach(), "an argument of the kernel").contiguous()
+
+
 def _rows(tensor: Tensor | None, width: int) -> Tensor | None:
     """Detached, every row contiguous and padded with zeros to ``width``."""
     if tensor is None:
         return None
-    tensor = tensor.detach()
+    tensor = plain_tensor(tensor.detach(), "a table")
     if tensor.shape[1] != width:
         return functional.pad(tensor, (0, width - tensor.shape[1]))
     return tensor if tensor.stride(1) == 1 or width == 1 else tensor.contiguous()
@@ -197,8 +203,8 @@ class _Blocks(torch.autograd.Function):
         parameter_grad = weight.new_empty(outputs * (hidden + 1))
         _function("map_backward", weight.dtype)(
             *_block_arguments(tensors, edges, sign, softening),
-            blocks_grad.contiguous(),
-            diagonal_grad.contiguous(),
+            _dense(blocks_grad),
+            _dense(diagonal_grad),
             source_grad,
             target_grad,
             edge_grad,
@@ -223,7 +229,7 @@ def _block_arguments(tensors: Any, edges: EdgeLayout, sign: float, softening: fl
     d, hidden = round((outputs // 2) ** 0.5), padded_width(h, weight.dtype)
     rows = [_rows(tensor, hidden) for tensor in (source_hidden, target_hidden, edge_hidden, weight)]
     rows[3] = rows[3].contiguous()  # type: ignore[union-attr]
-    last = (bias.detach().contiguous(), edge_weight.detach().contiguous(), None if sizes is None else sizes.detach().contiguous())
+    last = (_dense(bias), _dense(edge_weight), None if sizes is None else _dense(sizes))
     return (edges.native, d, hidden, sign, softening, *rows, *last)
 
 
@@ -243,14 +249,14 @@ class _Product(torch.autograd.Function):
         options: tuple[int, int, int, int, float],
     ) -> Tensor:
         gated = base is not None
-        tensors = [None if t is None else t.detach().contiguous() for t in (blocks, diagonal, size_blocks, size_diagonal, values)]
+        tensors = [None if t is None else _dense(t) for t in (blocks, diagonal, size_blocks, size_diagonal, values)]
         product = values.new_empty(values.shape) if not gated or any(ctx.needs_input_grad) else None
         step = None if base is None else torch.empty_like(base, memory_format=torch.contiguous_format)
         _function("product_forward", values.dtype)(
             edges.native,
             *options,
             *tensors,
-            None if base is None else base.detach().contiguous(),
+            None if base is None else _dense(base),
             product,
             step,
             torch.get_num_threads(),
@@ -275,6 +281,6 @@ class _Product(torch.autograd.Function):
         )
         gradients = [torch.empty_like(tensor) if want else None for tensor, want in zip(tensors, wanted, strict=False)]
         _function("product_backward", values.dtype)(
-            edges.native, *options, *tensors, product, grad.contiguous(), values_grad, *gradients, threads
+            edges.native, *options, *tensors, product, _dense(grad), values_grad, *gradients, threads
         )
         return (values_grad[: len(values)], *gradients, grad if by_base else None, None, None)

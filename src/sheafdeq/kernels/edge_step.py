@@ -17,13 +17,14 @@ number of threads (``torch.get_num_threads()``).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from sheafdeq.data.plain_tensor import plain_tensor
 from sheafdeq.errors import InputError
 from sheafdeq.kernels.layout import EdgeLayout
 from sheafdeq.kernels.native_module import native_module, native_serves
@@ -110,6 +111,7 @@ class StepOptions:
 
 def sheaf_propagate(tables: Tables, second: Layers, edges: EdgeLayout, d: int, q: int) -> Tensor:
     """P (n, d*q) of the module's equation, from tables and the second layers (d*d, h); m and n are those of ``edges``."""
+    tables, second = _plain(tables), _plain(second)
     _check_tables(tables, second, edges, d, q)
     if native_serves(tables.own_values) and d <= LARGEST_NATIVE_STALK:
         return _Propagate.apply(*tables, *second, edges, d, q)
@@ -139,6 +141,15 @@ def unit_or_zero(rows: Tensor) -> Tensor:
     # ~(norm < floor) keeps NaN alive
     alive = ~(norm < NORM_FLOOR)
     return torch.where(alive, rows / torch.where(alive, norm, torch.ones_like(norm)), torch.zeros_like(rows))
+
+
+Group = TypeVar("Group", bound="tuple[Any, ...]")
+
+
+def _plain(group: Group) -> Group:
+    """The same tuple of plain tensors; Nones stay."""
+    parts: list[Any] = [None if tensor is None else plain_tensor(tensor, "an argument of the step") for tensor in group]
+    return type(group)(*parts) if hasattr(group, "_fields") else tuple(parts)  # type: ignore[return-value]
 
 
 def _check_tables(tables: Tables, second: Layers, edges: EdgeLayout, d: int, q: int) -> None:
@@ -235,7 +246,7 @@ class _Propagate(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        native = _Native(grad.dtype)
+        native, grad = _Native(grad.dtype), plain_tensor(grad, "the gradient")
         gradients = _edge_backward(native, ctx.saved_tensors, ctx.edges, ctx.d, ctx.q, _pad(grad, ctx.d, native.padded(ctx.q)))
         return (*gradients, None, None, None)
 
@@ -311,7 +322,10 @@ def sheaf_step(state: Tensor, drive: Tensor, weights: StepWeights, edge_hidden: 
         edge_hidden: (e, 2h) product of the edge features with the first layers, or None.
         options: the rest.
     """
+    state, drive = plain_tensor(state, "state"), plain_tensor(drive, "drive")
+    edge_hidden = None if edge_hidden is None else plain_tensor(edge_hidden, "edge_hidden")
     _check_step(state, drive, weights, edge_hidden, options)
+    weights = StepWeights.of(_plain(weights.flat))
     if native_serves(state) and options.d <= LARGEST_NATIVE_STALK:
         if options.norm_order == 2 or not options.pre_norm:
             return _Step.apply(state, drive, *weights.flat, edge_hidden, options)
@@ -399,6 +413,7 @@ class _Step(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         state, tanh, *parameters, edge_hidden = ctx.saved_tensors
+        grad = plain_tensor(grad, "the gradient")
         options = ctx.options
         native = _Native(state.dtype)
         h = len(parameters[1])

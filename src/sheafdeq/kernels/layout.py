@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sheafdeq.data.plain_tensor import plain_tensor
 from sheafdeq.errors import InputError
 from sheafdeq.kernels.native_module import native_module
 
@@ -56,6 +57,8 @@ class EdgeLayout:
             degree: (n,) positive divisor of each target's diagonal term.
             num_sources: number of rows of the table that is read.
         """
+        source, pointer = plain_tensor(source, "source"), plain_tensor(pointer, "pointer")
+        weight, degree = plain_tensor(weight, "weight"), plain_tensor(degree, "degree")
         for name, index in (("source", source), ("pointer", pointer)):
             if index.dim() != 1 or index.dtype.is_floating_point or index.dtype in (torch.bool, torch.complex64):
                 raise InputError(f"{name} must be a vector of integers, got {index.dtype} of shape {tuple(index.shape)}")
