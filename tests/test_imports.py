@@ -20,7 +20,7 @@ ALLOWED = {
     "recurrence": {"data", "errors"},
     "solvers": {"distances", "errors"},
     "adjoints": {"solvers", "distances", "errors"},
-    "equilibrium": {"data", "recurrence", "solvers", "adjoints", "errors"},
+    "equilibrium": {"data", "distances", "recurrence", "solvers", "adjoints", "errors"},
     "kernels": {"data", "recurrence", "errors"},
     "models": {"data", "recurrence", "solvers", "adjoints", "equilibrium", "kernels", "distances", "theory", "errors"},
     "theory": {"data", "recurrence", "solvers", "models", "distances", "errors"},  # of models only the operator

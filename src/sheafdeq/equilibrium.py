@@ -20,8 +20,10 @@ from torch import Tensor, nn
 from sheafdeq.adjoints import Adjoint, adjoint_from
 from sheafdeq.data.graph import Graph
 from sheafdeq.data.plain_tensor import plain_tensor
+from sheafdeq.distances import RELATIVE_ENTRY, Distance
 from sheafdeq.errors import InputError
 from sheafdeq.solvers import Picard, Solution, Solver, solver_from
+from sheafdeq.solvers.fixed_point import FixedPointSolver
 from sheafdeq.solvers.iterate import Observer
 
 __all__ = ["EQUILIBRIUM_STEPS", "EQUILIBRIUM_TOLERANCE", "EquilibriumModel", "ExplicitModel", "GraphModel", "Output", "Readout"]
@@ -132,6 +134,8 @@ class EquilibriumModel(GraphModel):
     guaranteed: ClassVar[bool] = False  # one equilibrium, reached from every start, is proved for every weight
     solver: Solver
     adjoint: Adjoint
+    distance: Distance = RELATIVE_ENTRY
+    """Decides convergence where a solver names no distance of its own; models with positive states take Thompson's."""
 
     def __init__(self, *, steps: int = 20, solver: str | Solver | None = None, gradient: str | Adjoint = "unrolled") -> None:
         super().__init__()
@@ -159,6 +163,10 @@ class EquilibriumModel(GraphModel):
         """``local_step`` with edge k reading ``table[index[k]]``; override where transforming the table first is cheaper."""
         return self.local_step(own, table[index], context)  # type: ignore[operator]
 
+    def judged(self, solver: Solver) -> Solver:
+        """``solver`` with this model's distance, unless it has one of its own."""
+        return solver.judged_by(self.distance) if isinstance(solver, FixedPointSolver) else solver
+
     def solve(
         self,
         context: Any,
@@ -174,6 +182,7 @@ class EquilibriumModel(GraphModel):
         solver = solver if solver is not None else self.solver
         if steps is not None:
             solver = solver.with_steps(steps)
+        solver = self.judged(solver)
         start = self.initial_state(context)
         if initial_state is not None:
             initial_state = plain_tensor(initial_state, "the initial state")

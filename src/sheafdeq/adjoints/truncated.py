@@ -38,7 +38,7 @@ class Truncated:
         observe = options.pop("observe", None)
         shifted = None if observe is None else (lambda k, state: observe(silent.steps + k, state) if k else None)
         tolerance = getattr(solver, "tolerance", None)
-        tail = Picard(steps=recorded, tolerance=tolerance, distance=getattr(solver, "distance", Picard.distance))
+        tail = Picard(steps=recorded, tolerance=tolerance, distance=getattr(solver, "distance", None))
         end = tail.solve(function, silent.value.detach(), observe=shifted, **options)
         end.residuals = silent.residuals + end.residuals
         end.steps += silent.steps

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
+from sheafdeq.distances import THOMPSON
 from sheafdeq.equilibrium import Readout
 from sheafdeq.errors import InputError
 from sheafdeq.models.checks import checked_dropout, checked_positive
@@ -81,6 +82,8 @@ class APPNP(GatheringModel):
             raise InputError(f"alpha must be in (0, 1], got {alpha!r}")
         if shift is not None and not float(shift) > 1.0:
             raise InputError(f"shift must be above 1 (it keeps the state positive), or None for plain APPNP, got {shift!r}")
+        if shift is not None:
+            self.distance = THOMPSON
         self.in_channels, self.out_channels = in_channels, out_channels
         self.alpha = float(alpha)
         self.shift = None if shift is None else float(shift)

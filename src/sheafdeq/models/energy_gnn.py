@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from sheafdeq.adjoints.attachment import attach
 from sheafdeq.data.graph import Graph
 from sheafdeq.equilibrium import EquilibriumModel, Readout
 from sheafdeq.errors import BackwardWarning, InputError
-from sheafdeq.models.attachment import attach
 from sheafdeq.models.checks import checked_positive
 from sheafdeq.models.energy_field import EnergyField
 from sheafdeq.models.initialise import xavier

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
+from sheafdeq.distances import THOMPSON
 from sheafdeq.equilibrium import Readout
 from sheafdeq.errors import InputError
 from sheafdeq.models.checks import checked_positive
@@ -67,6 +68,8 @@ class GraphAttnDEQ(GatheringModel):
 
     Shapes: x (n, f), edge_attr (e, edge_dim) -> (n, o).
     """
+
+    distance = THOMPSON  # states are positive
 
     def __init__(
         self,

@@ -50,10 +50,10 @@ class IGNN(GatheringModel):
     Gu et al., "Implicit Graph Neural Networks", NeurIPS 2020. The paper's form is followed. Deviations of the released code
     (SwiftieH/IGNN) from it: features are propagated once, X = phi(W X A + Omega U A); a second input matrix and a bias exist
     and are never used; W (their transpose of ours) is projected row-wise inside the forward pass; tolerance 3e-6 with 300
-    iterations; no readout bias. Two deliberate deviations here: rho is the larger of 1 and the 20-step power estimate, because
-    power iteration underestimates and an underestimate loosens the projection; and the backward solve may take 500 steps
-    instead of 50, because a gradient cut off at 50 steps of rate 0.9 is wrong by up to half a per cent. 2,643 parameters at f =
-    3, c = 48, o = 3.
+    iterations; no readout bias. Two deliberate deviations here: rho is the larger of 1 and the 20-step power estimate for the
+    graph of the update (1 on undirected graphs, whatever the batch), because power iteration underestimates and an
+    underestimate loosens the projection; and the backward solve may take 500 steps instead of 50, because a gradient cut off at
+    50 steps of rate 0.9 is wrong by up to half a per cent. 2,643 parameters at f = 3, c = 48, o = 3.
 
     Args:
         in_channels: f. out_channels: o. width: c. kappa: contraction rate in (0, 1). steps, tolerance: the forward solve stops
@@ -83,7 +83,7 @@ class IGNN(GatheringModel):
             raise InputError(f"kappa must be in (0, 1), got {kappa!r}")
         self.in_channels, self.out_channels = in_channels, out_channels
         self.kappa = float(kappa)
-        self.spectral_radius = 1.0  # the largest rho met so far
+        self.spectral_radius = 1.0  # rho of the graph that is learnt from
         self.drive = nn.Linear(in_channels, width)
         self.recurrent = nn.Parameter(torch.empty(width, width))
         self.linear_readout = nn.Linear(width, out_channels)
@@ -91,11 +91,16 @@ class IGNN(GatheringModel):
         self.project()
 
     def prepare(self, graph: Graph) -> IgnnContext:
-        """The drive and the normalised adjacency; also takes note of the graph's spectral radius for :meth:`project`."""
+        """The drive and the normalised adjacency; also takes note of the graph's spectral radius for :meth:`project`.
+
+        Only where gradients are recorded, and of this graph alone: the projection after an update belongs to the graph that was
+        learnt from. Graphs that are merely scored leave no trace, and a resumed run has nothing to remember.
+        """
         weights = gcn_weights(graph, self_loops=True)
-        if graph not in _RADII:
-            _RADII[graph] = power_estimate(weights.edge, weights.own, pattern_of(graph))
-        self.spectral_radius = max(self.spectral_radius, _RADII[graph])
+        if torch.is_grad_enabled():
+            if graph not in _RADII:
+                _RADII[graph] = power_estimate(weights.edge, weights.own, pattern_of(graph))
+            self.spectral_radius = max(1.0, _RADII[graph])
         return IgnnContext(Incidence.of(graph), pattern_of(graph), self.drive(graph.x), weights.own, weights.edge)
 
     def initial_state(self, context: IgnnContext) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
+from sheafdeq.distances import THOMPSON
 from sheafdeq.equilibrium import EquilibriumModel, Readout
 from sheafdeq.errors import InputError
 from sheafdeq.models.blocks import blocks_from_hidden, edge_product, gated_map, generate, incidence_of, propagate, reweighted
@@ -18,7 +19,7 @@ from sheafdeq.models.checks import checked_positive
 from sheafdeq.models.edge_features import edge_feature_width, edge_features
 from sheafdeq.models.split import gate_by_name
 from sheafdeq.recurrence import Incidence, edge_field, node_field
-from sheafdeq.solvers import Solution, Solver, Status
+from sheafdeq.solvers import Solution, Solver
 from sheafdeq.solvers.iterate import Function, Observer
 
 __all__ = ["CascadeContext", "Sheaf", "SheafCascade"]
@@ -120,6 +121,7 @@ class SheafCascade(EquilibriumModel):
     """
 
     guaranteed = True
+    distance = THOMPSON  # states are positive
 
     def __init__(
         self,
@@ -273,8 +275,10 @@ class SheafCascade(EquilibriumModel):
         """Level by level: infer the sheaf once, iterate the level, go on to the next.
 
         ``solver``'s step limit (default: the trained horizon) is shared evenly by the levels; every level starts at beta + B.
-        While level l runs, the levels below are final, so a level's residual is that of the joint state in its columns; the
-        relative distance of one level is at least its share of the joint one, hence CONVERGED here implies CONVERGED there.
+        While level l runs, the levels below are final, so a level's residual is that of the joint state in its columns, and the
+        joint residual is the largest of them: CONVERGED here means CONVERGED there (by Thompson's metric, exactly; by a distance
+        relative to the row, because a level's row is part of the joint one). With an implicit gradient ``solution.backward``
+        merges the backward solves of all levels.
         """
         if solver is None and self.training and self.training_steps:
             drawn = int(torch.randint(len(self.training_steps), (1,)))
@@ -282,6 +286,7 @@ class SheafCascade(EquilibriumModel):
         else:
             solver = solver if solver is not None else self.solver
             solver = solver.with_steps(max(1, solver.steps // self.levels))
+        solver = self.judged(solver)
         adjoint = adjoint if adjoint is not None else self.adjoint
         options: dict[str, Any] = {"graph_of_node": graph.graph_of_node, "num_graphs": graph.num_graphs}
         below: Tensor | None = None
@@ -294,7 +299,7 @@ class SheafCascade(EquilibriumModel):
             solution = adjoint.solve(step, start, solver, **options) if recording else solver.solve(step, start, **options)
             parts.append(solution)
             below = solution.value
-        return _merge(parts)
+        return Solution.merged(parts)
 
     def solve_to_equilibrium(self, context: CascadeContext, graph: Graph, solver: Solver) -> Solution:
         """Level by level, each to the tolerance and with the whole step limit; the tower is then at rest as one."""
@@ -386,20 +391,3 @@ class SheafCascade(EquilibriumModel):
             f"SheafCascade({self.in_channels}, {self.out_channels}, stalk_dim={self.stalk_dim}, channels={self.channels}, "
             f"levels={self.levels}, tied={self.tied}, shift={self.shift:g}, steps={self.steps})"
         )
-
-
-def _merge(parts: list[Solution]) -> Solution:
-    """Side by side: the worst status and residual of every graph, all steps and evaluations, the trace of each level in turn."""
-    graph_status = tuple(Status.worst(statuses) for statuses in zip(*(part.graph_status for part in parts), strict=True))
-    return Solution(
-        value=torch.cat([part.value for part in parts], dim=1),
-        status=Status.worst([part.status for part in parts]),
-        steps=sum(part.steps for part in parts),
-        evaluations=sum(part.evaluations for part in parts),
-        residuals=[residual for part in parts for residual in part.residuals],
-        distance=parts[0].distance,
-        tolerance=parts[0].tolerance,
-        graph_status=graph_status,
-        graph_residual=torch.stack([part.graph_residual for part in parts]).amax(0),
-        graph_steps=torch.stack([part.graph_steps for part in parts]).sum(0),
-    )

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
+from sheafdeq.distances import THOMPSON
 from sheafdeq.equilibrium import EquilibriumModel, Readout
 from sheafdeq.errors import InputError
 from sheafdeq.kernels.edge_step import Layers, StepOptions, StepWeights, Tables, sheaf_propagate, sheaf_step
@@ -79,6 +80,8 @@ class SheafDEQ(EquilibriumModel):
 
     Reference: Bourgerie, Girdzijauskas, Fodor, "Fixed Points Without Fixed Diffusion", 2026.
     """
+
+    distance = THOMPSON  # states are positive
 
     def __init__(
         self,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
+from sheafdeq.distances import THOMPSON
 from sheafdeq.equilibrium import Readout
 from sheafdeq.models.checks import checked_positive
 from sheafdeq.models.edge_features import edge_feature_width, edge_features
@@ -68,6 +69,7 @@ class StrongAttnDEQ(GatheringModel):
     """
 
     guaranteed = True
+    distance = THOMPSON  # states are positive
 
     def __init__(
         self,

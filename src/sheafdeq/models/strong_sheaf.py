@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
+from sheafdeq.distances import THOMPSON
 from sheafdeq.equilibrium import EquilibriumModel, Readout
 from sheafdeq.models.blocks import blocks_from_hidden, edge_product, gated_map, generate, incidence_of
 from sheafdeq.models.checks import checked_positive
@@ -73,6 +74,7 @@ class StrongSheafDEQ(EquilibriumModel):
     """
 
     guaranteed = True
+    distance = THOMPSON  # states are positive
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from sheafdeq.distances import RELATIVE_SUP, Distance
+from sheafdeq.distances import RELATIVE_ENTRY, Distance
 from sheafdeq.solvers.iterate import Function, Observer, Stopping, iterate
 from sheafdeq.solvers.solution import Solution
 
@@ -18,12 +18,16 @@ Kind = TypeVar("Kind", bound="FixedPointSolver")
 
 @dataclass(frozen=True)
 class FixedPointSolver:
-    """A method with its stopping rule (see :class:`~sheafdeq.solvers.iterate.Stopping`); subclasses supply the method."""
+    """A method with its stopping rule (see :class:`~sheafdeq.solvers.iterate.Stopping`); subclasses supply the method.
+
+    ``distance=None`` leaves the choice to the model that is solved (Thompson's where states are positive); without a model
+    it is ``relative-entry``.
+    """
 
     steps: int = 20
     tolerance: float | None = 1e-6
     stop_early: bool = False
-    distance: Distance = RELATIVE_SUP
+    distance: Distance | None = None
     stagnation_window: int = 200
     trace: bool = True
 
@@ -37,7 +41,7 @@ class FixedPointSolver:
             max_steps=self.steps,
             tolerance=self.tolerance,
             stop_early=self.stop_early,
-            distance=self.distance,
+            distance=RELATIVE_ENTRY if self.distance is None else self.distance,
             stagnation_window=self.stagnation_window,
             trace=self.trace,
         )
@@ -45,6 +49,14 @@ class FixedPointSolver:
     def with_steps(self: Kind, steps: int) -> Kind:
         """The same solver with another step limit."""
         return replace(self, steps=steps)
+
+    def judged_by(self: Kind, distance: Distance) -> Kind:
+        """The same solver with ``distance``, unless it has one of its own."""
+        return replace(self, distance=distance) if self.distance is None else self
+
+    def stopping_with(self, distance: Distance) -> Stopping:
+        """The loop's settings with another distance."""
+        return replace(self.stopping, distance=distance)
 
     def start(self, state: Tensor, graph_of_node: Tensor | None, num_graphs: int) -> Any:
         """Memory before the first step."""

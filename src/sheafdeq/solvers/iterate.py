@@ -5,7 +5,11 @@ A *method* turns the state z_k and its image f(z_k) into the next state z_{k+1} 
 mixes several). Everything else is the loop's:
 
 * residual of step k: the distance between f(z_k) and z_k, one value for each node, the maximum for each graph;
-* a graph is CONVERGED only if the residual *at the state that is returned* was measured to be within tolerance;
+* every status and every residual that is reported belongs to *the state that is returned*: it is measured there, which costs one
+  evaluation where the step limit ends a run; a graph is CONVERGED only if that residual is within tolerance;
+* a tolerance that the precision cannot resolve is not a promise that can be kept. The loop stops where it was asked to, and
+  judges by what rounding leaves (:func:`~sheafdeq.distances.resolution`); the solution says so. A graph whose image moves by more
+  than that when its state is rounded differently is not CONVERGED, whatever its residual;
 * with ``stop_early`` a graph is frozen at that state while the others go on, so a batch gives each graph what it
   would get alone;
 * a graph whose image is not finite is frozen at its last finite state.
@@ -20,7 +24,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from sheafdeq.distances import RELATIVE_SUP, Distance, distance_by_name
+from sheafdeq.distances import RELATIVE_ENTRY, Distance, distance_by_name, resolution
 from sheafdeq.errors import InputError
 from sheafdeq.solvers.solution import Solution, Status
 
@@ -52,7 +56,7 @@ class Stopping:
     max_steps: int
     tolerance: float | None = 1e-6
     stop_early: bool = False
-    distance: Distance = RELATIVE_SUP
+    distance: Distance = RELATIVE_ENTRY
     stagnation_window: int = 200
     divergence_factor: float = 1e8
     trace: bool = True
@@ -107,15 +111,17 @@ def iterate(
     graph_of_node: Tensor | None = None,
     num_graphs: int = 1,
     observe: Observer | None = None,
+    tolerances: Tensor | None = None,
 ) -> Solution:
     """Run ``method`` on the map ``function`` from ``initial`` and say how it ended.
 
     ``observe(k, z_k)`` is called with every state, the initial one (k = 0) included.
     Gradients flow through the loop when grad mode is on; residuals are measured outside the graph.
+    ``tolerances`` (num_graphs,) gives each graph its own, taken as it is, in place of ``stopping.tolerance``.
     """
     if initial.dim() != 2:
         raise InputError(f"a state has shape (nodes, channels), got {tuple(initial.shape)}")
-    tolerance = stopping.tolerance
+    asked = stopping.tolerance if tolerances is None else tolerances
     state = initial
     memory = method.start(state, graph_of_node, num_graphs)
     device = initial.device
@@ -129,6 +135,8 @@ def iterate(
     graph_steps = torch.zeros(num_graphs, dtype=torch.int64, device=device)
     residuals: list[float] = []
     evaluations = steps = 0
+    image: Tensor | None = None
+    stuck = torch.zeros_like(active)
 
     if observe is not None:
         observe(0, state)
@@ -140,42 +148,50 @@ def iterate(
             residual = _measure(image, state, stopping, graph_of_node, num_graphs)
             last = torch.where(active, residual, last)
             residuals.append(float(residual[active].max()) if bool(active.any()) else 0.0)
-            first = residual.clamp(min=tolerance or 1e-12) if first is None else first
+            grounds = residual.clamp(min=stopping.tolerance or 1e-12)
+            first = grounds if first is None else torch.where(torch.isinf(first), grounds, first)  # a start may lie outside
             finished = torch.zeros_like(active)
             not_finite = torch.isinf(residual) & active
             if bool(not_finite.any()):  # infinite residual: NaN in the image, or outside the metric's domain
                 not_finite &= _graphs_with_broken_rows(image, graph_of_node, num_graphs)
                 finished |= _finish(status, not_finite, Status.NON_FINITE)
             if stopping.stop_early:
-                assert tolerance is not None
-                finished |= _finish(status, active & (residual <= tolerance), Status.CONVERGED)
+                assert asked is not None
+                finished |= _finish(status, active & (residual <= asked), Status.CONVERGED)
                 grown = active & ~finished & (residual > stopping.divergence_factor * first)
                 finished |= _finish(status, grown & torch.isfinite(residual), Status.DIVERGED)
                 progress = residual < 0.99 * best
                 best = torch.where(progress, residual, best)
                 best_step = torch.where(progress, torch.full_like(best_step, k), best_step)
-                stuck = active & ~finished & (k - best_step >= stopping.stagnation_window)
-                finished |= _finish(status, stuck, Status.STAGNATED)
+                newly = active & ~finished & (k - best_step >= stopping.stagnation_window)
+                finished |= _finish(status, newly, Status.STAGNATED)
+                stuck |= newly
             active = active & ~finished
             if not bool(active.any()):
                 break
         proposal, memory = method.propose(state, image, memory)
+        image = None
         state = proposal if bool(active.all()) else _keep_finished(proposal, state, active, graph_of_node)
         graph_steps = graph_steps + active.to(torch.int64)
         steps = k + 1
         if observe is not None:
             observe(steps, state)
 
-    evaluations += _judge_the_end(function, state, stopping, graph_of_node, num_graphs, active, last, status)
+    judge = _Judge(function, stopping, graph_of_node, num_graphs, tolerances)
+    if bool(active.any()) and stopping.max_steps:
+        image = judge.measured_end(state, active, last, status)
+    judge.settle_by_precision(state, image, last, status, stuck)
     graph_status = tuple(s if s is not None else Status.MAX_STEPS for s in status)
     return Solution(
         value=state,
         status=Status.worst(graph_status),
         steps=steps,
-        evaluations=evaluations,
+        evaluations=evaluations + judge.evaluations,
         residuals=residuals,
         distance=stopping.distance.name,
-        tolerance=tolerance,
+        tolerance=judge.tolerance,
+        asked=stopping.tolerance,
+        resolution=judge.resolution,
         graph_status=graph_status,
         graph_residual=last,
         graph_steps=graph_steps,
@@ -194,34 +210,79 @@ def _keep_finished(proposal: Tensor, state: Tensor, active: Tensor, graph_of_nod
     return torch.where(active[graph_of_node].unsqueeze(1), proposal, state)
 
 
-def _judge_the_end(
-    function: Function,
-    state: Tensor,
-    stopping: Stopping,
-    graph_of_node: Tensor | None,
-    num_graphs: int,
-    active: Tensor,
-    last: Tensor,
-    status: list[Status | None],
-) -> int:
-    """Judge the graphs that are still running at the step limit; returns the number of evaluations spent.
+PROBED_ROUNDINGS = 2.0**20
+"""Where the tolerance is more than this many units in the last place, rounding cannot decide the verdict and is not examined."""
 
-    The residual of the returned state itself has not been measured yet. If the last step was already within tolerance,
-    one more evaluation settles it; if not, the verdict is MAX_STEPS and costs nothing.
-    """
-    tolerance = stopping.tolerance
-    spent = 0
-    promising = active & (last <= tolerance) if tolerance is not None else torch.zeros_like(active)
-    if tolerance is not None and bool(promising.any()):
-        with torch.no_grad():
-            residual = _measure(function(state), state, stopping, graph_of_node, num_graphs)
-        spent = 1
-        last[promising] = residual[promising]
-        within = promising & (residual <= tolerance)
-        _finish(status, within, Status.CONVERGED)
-        active = active & ~within
-    if bool(active.any()):
-        broken = active & _graphs_with_broken_rows(state, graph_of_node, num_graphs)
-        _finish(status, broken, Status.NON_FINITE)
-        _finish(status, active & ~broken, Status.MAX_STEPS)
-    return spent
+
+class _Judge:
+    """What is said of the returned state: its residual, the tolerance it is held against, and what rounding can hide."""
+
+    def __init__(
+        self, function: Function, stopping: Stopping, graph_of_node: Tensor | None, num_graphs: int, tolerances: Tensor | None
+    ) -> None:
+        self.function, self.stopping = function, stopping
+        self.graph_of_node, self.num_graphs, self.given = graph_of_node, num_graphs, tolerances
+        self.evaluations = 0
+        self.tolerance = stopping.tolerance if tolerances is None else _largest(tolerances)
+        self.resolution = 0.0
+
+    @torch.no_grad()
+    def measured_end(self, state: Tensor, active: Tensor, last: Tensor, status: list[Status | None]) -> Tensor:
+        """Measure and judge the graphs that were still running at the step limit; returns the image of the returned state."""
+        image = self.function(state)
+        self.evaluations += 1
+        residual = _measure(image, state, self.stopping, self.graph_of_node, self.num_graphs)
+        broken = active & _graphs_with_broken_rows(state, self.graph_of_node, self.num_graphs)
+        last[active] = residual[active]
+        within = torch.zeros_like(active)
+        if self.tolerance is not None:
+            within = active & ~broken & (residual <= self._tolerances(state))
+        for graphs, verdict in ((within, Status.CONVERGED), (broken, Status.NON_FINITE), (active & ~within & ~broken, Status.MAX_STEPS)):
+            _finish(status, graphs, verdict)
+        return image
+
+    @torch.no_grad()
+    def settle_by_precision(
+        self, state: Tensor, image: Tensor | None, last: Tensor, status: list[Status | None], stuck: Tensor
+    ) -> None:
+        """CONVERGED and STAGNATED in the light of what the precision resolves."""
+        if self.tolerance is None:
+            return
+        bounds = self._tolerances(state)
+        _finish(status, stuck & (last <= bounds), Status.CONVERGED)
+        claims = torch.tensor([s is Status.CONVERGED for s in status], dtype=torch.bool, device=last.device)
+        if self.given is None:
+            self.tolerance = max(self.tolerance, _largest(bounds))
+        eps = torch.finfo(state.dtype).eps
+        if self.given is not None or image is None or not bool(claims.any()) or _largest(bounds) > PROBED_ROUNDINGS * eps:
+            return
+        noise = _measure(self.function(_rounded_otherwise(state)), image, self.stopping, self.graph_of_node, self.num_graphs)
+        self.evaluations += 1
+        self.resolution = max(self.resolution, _largest(noise[claims]))
+        _finish(status, claims & ~(noise <= bounds), Status.STAGNATED)
+
+    def _tolerances(self, state: Tensor) -> Tensor:
+        """(num_graphs,) what each graph is held against: what was asked for, or what its precision resolves."""
+        if self.given is not None:
+            return self.given
+        assert self.stopping.tolerance is not None
+        unit = torch.ones(self.num_graphs, dtype=state.dtype, device=state.device)
+        if not self.stopping.distance.relative:
+            size = self.stopping.distance(state, torch.zeros_like(state))
+            unit = torch.maximum(unit, per_graph_max(size, self.graph_of_node, self.num_graphs))
+        resolved = resolution(state.dtype) * unit
+        self.resolution = _largest(resolved)
+        return resolved.clamp(min=self.stopping.tolerance)
+
+
+def _rounded_otherwise(state: Tensor) -> Tensor:
+    """The state moved by two units in the last place, up and down in turn: the same numbers as far as the precision goes."""
+    ulps = 2 * torch.finfo(state.dtype).eps
+    count = torch.arange(state.numel(), device=state.device)
+    up = ((count * 2654435761) >> 16) % 2 == 0  # a fixed pattern without a period that a graph could share
+    return torch.where(up.view_as(state), state * (1 + ulps), state * (1 - ulps))
+
+
+def _largest(values: Tensor) -> float:
+    finite = values[torch.isfinite(values)]
+    return float(finite.max()) if finite.numel() else 0.0
