@@ -222,6 +222,7 @@ class SolveFacts(_Frozen):
     final: dict[str, int]
     residual: float | None  # largest residual of the final evaluation
     at_equilibrium: bool = False  # the final evaluation solved to the tolerance, whatever the trained horizon
+    distance: str | None = None  # in which it was measured; records without it used relative-sup, or their solver's own
 
     @property
     def unconverged(self) -> bool:

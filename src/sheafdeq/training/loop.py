@@ -27,7 +27,6 @@ from sheafdeq.data.task import Split, Task
 from sheafdeq.equilibrium import EquilibriumModel, GraphModel, Output
 from sheafdeq.errors import InputError, SheafDEQError
 from sheafdeq.registry import Shape, build_model
-from sheafdeq.solvers import Solution
 from sheafdeq.training.augmentation import augmented, check_augmentation
 from sheafdeq.training.average import WeightAverage
 from sheafdeq.training.config import TrainingConfig
@@ -64,6 +63,8 @@ class Evaluation:
     statuses: dict[str, int]  # graphs by status, over the distinct graphs
     residual: float | None  # largest over the graphs, at the states that were read out
     steps: int | None = None  # most steps any graph took
+    distance: str | None = None
+    tolerance: float | None = None  # what the residual was held against
 
 
 def shape_of(task: Task) -> Shape:
@@ -119,20 +120,15 @@ def evaluate(
         scores[name] = task.score(metrics[name])
     model.train(training)
     statuses: dict[str, int] = {}
-    residuals, steps = [], []
+    residuals, steps, distance, tolerance = [], [], None, None
     for output in outputs.values():
         if output.solution is not None:
             _count(statuses, output)
-            residuals.append(_judged_residual(output.solution))
+            residuals.append(output.solution.residual)
             steps.append(output.solution.steps)
+            distance, tolerance = output.solution.distance, output.solution.tolerance
     largest = math.nan if any(map(math.isnan, residuals)) else max(residuals, default=None)  # max() would pass over NaN
-    return Evaluation(metrics, scores, statuses, largest, max(steps, default=None))
-
-
-def _judged_residual(solution: Solution) -> float:
-    """The largest residual over the graphs; a trace ends with those that were still running."""
-    values = solution.graph_residual
-    return float(values.max()) if values.numel() else solution.residual
+    return Evaluation(metrics, scores, statuses, largest, max(steps, default=None), distance, tolerance)
 
 
 class Trainer:

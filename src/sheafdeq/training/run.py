@@ -27,7 +27,7 @@ import torch
 
 import sheafdeq
 from sheafdeq.data import Task, load_task
-from sheafdeq.equilibrium import EQUILIBRIUM_STEPS, EQUILIBRIUM_TOLERANCE, EquilibriumModel, GraphModel
+from sheafdeq.equilibrium import EQUILIBRIUM_STEPS, EquilibriumModel, GraphModel
 from sheafdeq.errors import InputError, OptionError, RecordError, SheafDEQError
 from sheafdeq.identity import SCHEME, CodeIdentity, code_identity, model_roles
 from sheafdeq.records import (
@@ -475,17 +475,19 @@ def _solve_facts(trainer: Trainer, evaluation: Evaluation) -> SolveFacts | None:
     solver = trainer.model.solver
     if trainer.model.guaranteed:  # judged at the equilibrium, see training.loop.judged
         return SolveFacts(
-            to_tolerance=True, steps=EQUILIBRIUM_STEPS, tolerance=EQUILIBRIUM_TOLERANCE, training=trainer.statuses,
+            to_tolerance=True, steps=EQUILIBRIUM_STEPS, tolerance=evaluation.tolerance, training=trainer.statuses,
             final=evaluation.statuses, residual=_finite_or_none(evaluation.residual), at_equilibrium=True,
+            distance=evaluation.distance,
         )  # fmt: skip
     own = getattr(trainer.model, "tolerance", None)  # models with a minimiser of their own (EnergyGNN)
     return SolveFacts(
         to_tolerance=own is not None or bool(getattr(solver, "stop_early", False)),
         steps=solver.steps,
-        tolerance=own if own is not None else getattr(solver, "tolerance", None),
+        tolerance=own if own is not None else evaluation.tolerance,
         training=trainer.statuses,
         final=evaluation.statuses,
         residual=_finite_or_none(evaluation.residual),
+        distance=evaluation.distance,
     )
 
 
