@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -29,9 +29,11 @@ from sheafdeq.solvers.iterate import Observer
 __all__ = ["EQUILIBRIUM_STEPS", "EQUILIBRIUM_TOLERANCE", "EquilibriumModel", "ExplicitModel", "GraphModel", "Output", "Readout"]
 
 EQUILIBRIUM_TOLERANCE = 1e-6
-"""Relative change of every node below which a guaranteed model counts as settled."""
+"""Residual of every node (in the model's own distance) below which a guaranteed model counts as settled."""
 EQUILIBRIUM_STEPS = 2000
 """Step limit of that solve (of every level of a cascade): far above what a proved rate needs in practice."""
+
+AnySolver = TypeVar("AnySolver", bound=Solver)
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,7 @@ class EquilibriumModel(GraphModel):
         """``local_step`` with edge k reading ``table[index[k]]``; override where transforming the table first is cheaper."""
         return self.local_step(own, table[index], context)  # type: ignore[operator]
 
-    def judged(self, solver: Solver) -> Solver:
+    def judged(self, solver: AnySolver) -> AnySolver:
         """``solver`` with this model's distance, unless it has one of its own."""
         return solver.judged_by(self.distance) if isinstance(solver, FixedPointSolver) else solver
 

@@ -207,7 +207,7 @@ class Partitioned:
 
 
 def _looped(team: Team, stand_in: StandIn, solver: Picard) -> Solution:
-    stopping = replace(solver.stopping, distance=Distance(solver.stopping.distance.name, stand_in.measure))
+    stopping = replace(solver.stopping, distance=Distance(solver.stopping.distance.name, stand_in.measure), probe=False)
     return iterate(
         stand_in.function,
         stand_in.moved,

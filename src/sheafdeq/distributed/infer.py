@@ -9,7 +9,6 @@ from typing import Any
 from torch import Tensor
 
 from sheafdeq.data.graph import Graph
-from sheafdeq.distances import RELATIVE_SUP
 from sheafdeq.distributed.asynchronous import Pace, solve_asynchronously
 from sheafdeq.distributed.engine import Engine, PartSource
 from sheafdeq.distributed.in_process import InProcess
@@ -47,7 +46,7 @@ class Inference:
 def default_solver(model: EquilibriumModel, steps: int, tolerance: float) -> Picard:
     """Picard iteration to a tolerance, in the distance the model's own solver uses."""
     own = model.solver
-    distance = getattr(own, "distance", RELATIVE_SUP)
+    distance = getattr(own, "distance", None)  # None: the model's
     damping, undamped = (own.damping, own.undamped) if isinstance(own, Picard) else (1.0, 0)
     return Picard(
         steps=steps, tolerance=tolerance, stop_early=True, distance=distance, damping=damping, undamped=undamped
@@ -169,7 +168,7 @@ def infer_parts(
         raise InputError("there are no parts: give at least one")
     if yardstick is not None and yardstick.weights is not None and rows is None:
         raise InputError("a weighted metric needs the nodes of every part: give rows, or no yardstick")
-    chosen = checked_solver(solver if solver is not None else default_solver(model, steps, tolerance))
+    chosen = model.judged(checked_solver(solver if solver is not None else default_solver(model, steps, tolerance)))
     fetch = (("outputs",) if outputs else ()) + (("state",) if state else ())
     making = engine if callable(engine) else _maker(engine, engine_options)
     preparation = {"yardstick": yardstick, "rows": rows, "start": start}

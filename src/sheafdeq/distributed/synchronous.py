@@ -147,7 +147,8 @@ def solve_synchronously(
             damping=solver.damping, undamped=solver.undamped, distance=stopping.distance.name, **preparation
         )
         stand_in = StandIn(team)
-        judged = replace(stopping, distance=Distance(stopping.distance.name, stand_in.measure))
+        # A stand-in has no digits to round otherwise.
+        judged = replace(stopping, distance=Distance(stopping.distance.name, stand_in.measure), probe=False)
         try:
             solution = iterate(
                 stand_in.function,

@@ -145,7 +145,7 @@ class Worker:
         self.piece: Piece | None = None  # the last recorded evaluation, until its proposal is taken over or dropped
         self.adjoint = Adjoint()
         self.solver = Picard(steps=0)
-        self.distance = self.solver.distance
+        self.distance = self.solver.stopping.distance
 
     # ------------------------------------------------------------------ commands and turns
 

@@ -50,7 +50,8 @@ class Stopping:
 
     ``tolerance=None`` never reports convergence. ``stop_early=False`` runs exactly ``max_steps`` (the paper's finite
     horizon) and judges only the end. ``stagnation_window`` steps without one per cent of progress end a graph when
-    stopping early. ``trace=False`` measures only the last step (training speed).
+    stopping early. ``trace=False`` measures only the last step (training speed). ``probe=False`` takes residuals at their word,
+    without asking how far another rounding of the state moves its image.
     """
 
     max_steps: int
@@ -60,6 +61,7 @@ class Stopping:
     stagnation_window: int = 200
     divergence_factor: float = 1e8
     trace: bool = True
+    probe: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "distance", distance_by_name(self.distance))
@@ -229,8 +231,7 @@ class _Judge:
     @torch.no_grad()
     def measured_end(self, state: Tensor, active: Tensor, last: Tensor, status: list[Status | None]) -> Tensor:
         """Measure and judge the graphs that were still running at the step limit; returns the image of the returned state."""
-        image = self.function(state)
-        self.evaluations += 1
+        image = self._evaluated(state)
         residual = _measure(image, state, self.stopping, self.graph_of_node, self.num_graphs)
         broken = active & _graphs_with_broken_rows(state, self.graph_of_node, self.num_graphs)
         last[active] = residual[active]
@@ -254,12 +255,21 @@ class _Judge:
         if self.given is None:
             self.tolerance = max(self.tolerance, _largest(bounds))
         eps = torch.finfo(state.dtype).eps
-        if self.given is not None or image is None or not bool(claims.any()) or _largest(bounds) > PROBED_ROUNDINGS * eps:
+        coarse = not self.stopping.probe or self.given is not None or _largest(bounds) > PROBED_ROUNDINGS * eps
+        if coarse or image is None or not bool(claims.any()):
             return
-        noise = _measure(self.function(_rounded_otherwise(state)), image, self.stopping, self.graph_of_node, self.num_graphs)
-        self.evaluations += 1
+        moved = self._evaluated(_rounded_otherwise(state))
+        noise = _measure(moved, image, self.stopping, self.graph_of_node, self.num_graphs)
         self.resolution = max(self.resolution, _largest(noise[claims]))
         _finish(status, claims & ~(noise <= bounds), Status.STAGNATED)
+
+    def _evaluated(self, state: Tensor) -> Tensor:
+        """f(state); looking must not change what follows, so a map that draws at random leaves its generator as it was."""
+        before = torch.get_rng_state()
+        image = self.function(state)
+        torch.set_rng_state(before)
+        self.evaluations += 1
+        return image
 
     def _tolerances(self, state: Tensor) -> Tensor:
         """(num_graphs,) what each graph is held against: what was asked for, or what its precision resolves."""
