@@ -163,7 +163,7 @@ def test_the_residual_is_that_of_the_returned_state() -> None:
     )  # fmt: skip
     with torch.no_grad():
         context = model.prepare(graph)
-        residual = found.solution.tolerance and model.solver.stopping.distance(
+        residual = found.solution.tolerance and model.judged(model.solver).stopping.distance(
             model.step(found.solution.value, context), found.solution.value
         )
     assert float(residual.max()) == pytest.approx(found.solution.residual, rel=1e-9)
