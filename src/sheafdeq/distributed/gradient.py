@@ -125,7 +125,7 @@ class Partitioned:
         return int(torch.randint(2**31 - 1, (1,))) if self.model.training else None
 
     def _forward(self, team: Team, *, recorded: bool, seed: int | None) -> tuple[Tensor, Solution]:
-        solver, implicit = checked_solver(self.model.solver), isinstance(self.model.adjoint, Implicit)
+        solver, implicit = self.model.judged(checked_solver(self.model.solver)), isinstance(self.model.adjoint, Implicit)
         solver = solver if self.steps is None else solver.with_steps(self.steps)
         gradient = None if not recorded else ("implicit" if implicit else "unrolled")
         for _ in range(MOST_ATTEMPTS):
@@ -184,7 +184,10 @@ class Partitioned:
         return totals
 
     def _adjoint(self, job: _Job, adjoint: Implicit, scale: float) -> None:
-        """Solve u = g + J^T u over all parts, by the rules of :class:`~sheafdeq.adjoints.Implicit`."""
+        """Solve u = g + J^T u over all parts by Picard iteration, judged by the residual relative to the largest cotangent.
+
+        (:class:`~sheafdeq.adjoints.Implicit` in one process judges every graph by its estimated error; parts do not yet.)
+        """
         team = job.team
         ended = Message("adjoint_end", {}, {"active": torch.zeros(team.num_graphs, dtype=torch.bool)})
         if scale == 0.0 or scale != scale or scale == float("inf"):
