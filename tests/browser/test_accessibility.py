@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from report_site.records import ROOT
 
 
