@@ -28,6 +28,16 @@ def test_the_audit_command(capsys):
     assert json.loads(capsys.readouterr().out)["violations"] == []
 
 
+def test_the_audit_of_solves_writes_its_counts(capsys, tmp_path):
+    code = main(["certify", "--audit-solves", "2", "--first", "9", "--json", "--out", str(tmp_path)])
+    payload = json.loads(capsys.readouterr().out)
+    assert payload["draws"] == 2
+    assert payload["graphs"] == sum(count for name, count in payload["statuses"].items() if name.startswith("forward"))
+    assert code == (1 if payload["violations"] else 0)
+    assert (tmp_path / "solve-audit-0-9.json").is_file()
+    assert main(["certify", "--audit-solves", "0"]) == 2
+
+
 def test_wrong_use_is_told(capsys, tmp_path):
     assert main(["certify"]) == 2
     assert main(["certify", "ignn"]) == 2
@@ -81,6 +91,23 @@ def test_a_table_over_all_runs_is_resumable(store, capsys, tmp_path):
     assert "reused" not in capsys.readouterr().err
     assert main([*command, "--seed", "5", "--fresh", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["rows"]) == 2
+
+
+def test_the_table_of_stored_records_says_the_scheme(store, capsys, tmp_path):
+    from sheafdeq.records import read_sealed, write_sealed
+
+    assert main(["certify", "--all", str(store), "--out", str(tmp_path), "--effort", "quick"]) == 0
+    path = sorted(tmp_path.glob("*.json"))[0]
+    write_sealed(tmp_path / "old.json", read_sealed(path) | {"schema": "sheafdeq.certificate/1"})
+    capsys.readouterr()
+    assert main(["certify", "--table", str(tmp_path), "--format", "markdown", "--out", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5  # head, rule, three records
+    assert sorted(line.split(" | ")[4] for line in lines[2:]) == ["1", "2", "2"]
+    assert (tmp_path / "certificates.md").read_text().count("\n|") == 5
+    (tmp_path / "damaged.json").write_text("{")
+    assert main(["certify", "--table", str(tmp_path)]) == 1
+    assert "damaged" in capsys.readouterr().err
 
 
 def test_a_witness_is_on_disk_before_the_verdict_that_needs_it(tmp_path, monkeypatch):

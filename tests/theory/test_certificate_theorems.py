@@ -145,3 +145,25 @@ def test_a_search_that_finds_nothing_proves_nothing():
         x, y = example.step(x), example.step(y)
     bound = 1 - (thompson(example.step(x), x) + thompson(example.step(y), y)) / thompson(x, y)
     assert bound < 1
+
+
+def test_a_jump_has_no_derivative_and_two_fixed_points():
+    """Why Theorems 28 and 29 ask for local Lipschitz continuity: the derivative is zero almost everywhere, and all else holds."""
+
+    def jump(u: float) -> float:
+        return 0.5 if u >= 0 else -0.5
+
+    rate, radius, centre = 0.0, 1.0, 0.0
+    assert abs(jump(centre) - centre) <= (1 - rate) * radius
+    assert all(abs(jump(u)) <= radius for u in (-1.0, -0.1, 0.0, 0.1, 1.0))
+    assert jump(0.5) == 0.5
+    assert jump(-0.5) == -0.5
+
+
+def test_small_residuals_far_from_the_only_fixed_point():
+    """Proposition 30(b) refutes rates, not uniqueness: at gain 1/2 the defect of the difference s is s^3 / 12."""
+    import math
+
+    for s in (1e-1, 1e-2, 1e-3):
+        defect = s - 2 * math.tanh(0.5 * s)
+        assert 0 < defect < 1.01 * s**3 / 12
