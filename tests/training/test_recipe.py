@@ -54,5 +54,5 @@ def test_a_sweep_may_follow_recipes():
     configs = Sweep.load("reliable").configs()
     assert len(configs) == 60
     first = configs[0]
-    assert first == recipe("reliable", {"task": {"level": 5}, "seed": 42})
-    assert configs[1] == recipe("cascade", {"task": {"level": 5}, "seed": 42})
+    assert first == recipe("reliable", {"task": {"level": 1}, "seed": 42})
+    assert configs[1] == recipe("cascade", {"task": {"level": 1}, "seed": 42})
