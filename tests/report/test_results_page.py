@@ -117,6 +117,9 @@ def test_the_command_writes_page_readme_and_picture(results, tmp_path, capsys):
     assert (tmp_path / "figures" / "results-community.svg").stat().st_size > 1000
     assert main(["tables", "results", "--results", str(results)]) == 0
     assert capsys.readouterr().out == (tmp_path / "RESULTS.md").read_text()
+    (results / "near.run.json").write_text("{}")  # a damaged record is named and left out of the picture, too
+    assert main(words) == 0
+    assert "excluded near.run.json" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

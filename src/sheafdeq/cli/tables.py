@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from sheafdeq.printable import printable
 
 if TYPE_CHECKING:
     from sheafdeq.records import Summary
+    from sheafdeq.report.figures import Source
     from sheafdeq.report.results_page import Evidence
 
 EVIDENCE = ("runs", "evaluations", "diagnostics", "async", "async_cascade")
@@ -120,11 +122,10 @@ def write_results(root: Path, folders: list[Path], options: argparse.Namespace) 
         print(f"excluded {problem}", file=sys.stderr)
     page = results_page(evidence, RESULTS_COMMAND)
     if options.figures:
-        from sheafdeq.report.figures import read_sources, write_drawings
+        from sheafdeq.report.figures import write_drawings
         from sheafdeq.report.results_figure import community_figure
 
-        runs = [source for source in read_sources(root, folders) if source.run is not None]
-        drawing = community_figure(evidence.table("community"), runs)
+        drawing = community_figure(evidence.table("community"), run_sources(root, folders))
         write_drawings([drawing], options.figures, RESULTS_COMMAND)
     if not options.out:
         print(page, end="")
@@ -141,6 +142,21 @@ def write_results(root: Path, folders: list[Path], options: argparse.Namespace) 
             readme.write_text(changed, encoding="utf-8")
             print(f"wrote the results section of {readme}", file=sys.stderr)
     return 0
+
+
+def run_sources(root: Path, folders: list[Path]) -> list[Source]:
+    """The run records below the folders with their digests; those that cannot be read are in no table and in no figure."""
+    from sheafdeq.records import read_record, record_paths
+    from sheafdeq.report.figures import Source
+
+    found = []
+    for path in record_paths(folders, lambda error: None):
+        try:
+            name = path.relative_to(root) if path.is_relative_to(root) else Path(path.parent.name, path.name)
+            found.append(Source(name, hashlib.sha256(path.read_bytes()).hexdigest(), {}, read_record(path)))
+        except (RecordError, OSError):
+            continue
+    return found
 
 
 def evidence_of(folders: list[Path], explanations: Path) -> Evidence:

@@ -63,7 +63,10 @@ class Drawing:
 def read_sources(results: str | Path, runs: Iterable[str | Path] = ()) -> list[Source]:
     """All records below ``results`` and the run records below ``runs``, in a fixed order; an altered record raises."""
     found: dict[Path, Source] = {}
-    for number, root in enumerate([Path(results), *map(Path, runs)]):
+    folders = [Path(results), *map(Path, runs)]
+    for number, root in enumerate(folders):
+        if number == 0 and len(folders) > 1 and not root.exists():
+            continue  # training curves come from runs alone
         for path in files_below(root, ".json", refuse_unreadable):
             relative = path.relative_to(root)
             is_run = path.name == RECORD_FILE or path.name.endswith(".run.json")
