@@ -52,7 +52,7 @@ def test_a_sweep_may_follow_recipes():
     from sheafdeq.training.sweep import Sweep
 
     configs = Sweep.load("reliable").configs()
-    assert len(configs) == 60
+    assert len(configs) == 90
     first = configs[0]
     assert first == recipe("reliable", {"task": {"level": 1}, "seed": 42})
     assert configs[1] == recipe("cascade", {"task": {"level": 1}, "seed": 42})

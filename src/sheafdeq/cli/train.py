@@ -30,7 +30,7 @@ def configure(commands: Any) -> None:
     parser.add_argument(
         "--recipe",
         metavar="NAME",
-        help="a configuration that ships with the package (reliable: SheafDEQ that settles; cascade: the Sheaf Cascade); "
+        help="a configuration that ships with the package (reliable: SheafDEQ that settles; cascade, cascade-wide: the Sheaf Cascade); "
         "other options replace its values",
     )
     task: Any = parser.add_argument("--task", help="task name (see `sheafdeq tasks`)")
