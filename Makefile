@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install results demo test lint types pytest test-slow bench clean
+.PHONY: install results demo test lint types pytest test-slow docs test-browser bench clean
 
 install: $(STAMP)
 
@@ -33,6 +33,14 @@ test-slow: install
 
 results: install  # RESULTS.md, its picture and the README's results section, from the records
 	$(BIN)/sheafdeq tables results --out RESULTS.md --figures docs/figures
+
+docs: install  # the documentation site in build/docs; warnings are errors
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/python -m sphinx -W --keep-going -b html -d build/docs-trees docs build/docs
+
+test-browser: install  # report and explorer in chromium
+	.ci/browser
+	$(BIN)/python -m pytest tests/browser -m 'slow or not slow'
 
 bench: install
 	$(BIN)/sheafdeq bench

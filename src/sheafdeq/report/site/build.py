@@ -245,7 +245,7 @@ class _Run:
     def verdict(self) -> str:
         """The strongest thing that is proved: refuted before certified before nothing."""
         verdicts = [str(certificate["verdict"]) for certificate in self.certificates]
-        return next((verdict for verdict in ("refuted", "certified", "not certified") if verdict in verdicts), "")
+        return next((verdict for verdict in ("refuted", "certified", "two candidates", "not certified") if verdict in verdicts), "")
 
     @property
     def trust(self) -> dict[str, Any] | None:

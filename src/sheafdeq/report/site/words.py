@@ -115,6 +115,10 @@ def certificate_sentences(certificate: Mapping[str, Any]) -> list[str]:
             f"{kind}: two different equilibria, at Thompson distance {number(witness.get('distance'))} of each other.",
             "Which one is reached depends on the start.",
         ]
+    elif verdict == "two candidates":
+        words = [
+            "Two different states with residuals at the limit of rounding were found. That two equilibria exist is not proved."
+        ]
     else:
         words = ["Nothing is proved, and no second equilibrium was found. This says nothing about the model either way."]
     if certificate.get("grounds"):
