@@ -66,6 +66,13 @@ def load_everything() -> None:
     for module in pkgutil.walk_packages(package.__path__, "sheafdeq."):
         if not module.name.endswith(("__main__", "_native")):
             importlib.import_module(module.name)
+    from sheafdeq.cli.certify import certificate_code
+    from sheafdeq.registry import COMMUNITY, build_model
+    from sheafdeq.training.config import TrainingConfig
+    from sheafdeq.training.run import code_of
+
+    code_of(TrainingConfig.parse({"task": "community", "model": "ignn"}))  # the sources are read once, too
+    certificate_code(build_model("ignn", COMMUNITY))
 
 
 def commands(runs: Path, grid: Path) -> dict[str, list[str]]:
@@ -73,7 +80,7 @@ def commands(runs: Path, grid: Path) -> dict[str, list[str]]:
     run = str(sorted(path for path in runs.iterdir() if not path.name.startswith("."))[0])
     stage = "epochs=2,learning_rate=0.001,residual_weight=1"
     return {
-        "train": ["train", *TASK, "--model", "ignn", "--epochs", "3", "--out", "OUT", "--checkpoint-seconds", "0"],
+        "train": ["train", *TASK, "--model", "ignn", "--epochs", "2", "--out", "OUT", "--checkpoint-seconds", "0"],
         "settle": ["settle", run, "--out", "OUT", "--stage", stage, "--checkpoint-seconds", "0"],
         "sweep export": ["sweep", "export", str(grid), "--out", str(runs), "--results", "OUT", "--checkpoints"],
         "certify": ["certify", "--all", str(runs), "--out", "OUT", "--effort", "quick", "--threads", "1"],
