@@ -1,11 +1,11 @@
 """Does every command that writes survive being killed? SIGKILL at every file operation and at random moments.
 
-    python benchmarks/crash_commands.py --kills 10 --out results/crash_safety
+    python benchmarks/crash_commands.py --kills 3 --operations 12 --out results/crash_safety
     python benchmarks/crash_commands.py --commands train certify --broken      # a writer that is broken on purpose: must be caught
 
 Each command runs in a forked child of this process (the libraries are loaded once). First undisturbed, which gives the files to
 expect and the number N of file operations (rename, replace, sync, link, remove, make a folder, open for writing). Then, for each of
-the N operations, from an empty folder: a child that is killed just before it; and ``--kills`` children killed at random moments of one
+the N operations (or ``--operations`` of them, evenly spread), from an empty folder: a child that is killed just before it; and ``--kills`` children killed at random moments of one
 run, all in one folder. After every kill the folder is examined: every visible file must be whole. Then the command runs once more and
 must succeed with the files of the undisturbed run, up to timing, and leave no file aside.
 
@@ -245,8 +245,10 @@ def left_aside(root: Path) -> list[str]:
 # ---------------------------------------------------------------------- the experiment
 
 
-def examine(name: str, words: list[str], folder: Path, kills: int, generator: random.Random, broken: bool) -> dict[str, Any]:
-    """All kills of one command."""
+def examine(
+    name: str, words: list[str], folder: Path, kills: int, most: int | None, generator: random.Random, broken: bool
+) -> dict[str, Any]:
+    """All kills of one command; at ``most`` of its file operations, evenly spread."""
     prepare = break_the_writer if broken else lambda: None
 
     def start(out: Path, before: Callable[[], None] = lambda: None) -> int:
@@ -289,7 +291,9 @@ def examine(name: str, words: list[str], folder: Path, kills: int, generator: ra
         counts["left_aside"] += len(aside)
         counts["examples"] += [*half, *(f"aside {file}" for file in aside), *([f"exit code {code}"] if code else [])]
 
-    for target in range(1, operations + 1):
+    points = min(operations, operations if most is None else most)
+    counts["killed_at"] = points
+    for target in sorted({1 + number * (operations - 1) // max(points - 1, 1) for number in range(points)}):
         out = fresh()
         counts["kills"] += ended(start(out, watch(target, None))) == KILLED
         after_kill(out)
@@ -316,6 +320,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--commands", nargs="+", metavar="NAME", help="only these (default all)")
     parser.add_argument("--kills", type=int, default=10, help="kills of each command at random moments (default 10)")
+    parser.add_argument("--operations", type=int, metavar="N", help="kill at N file operations of each command, evenly spread (default all)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--broken", action="store_true", help="with a writer that is broken on purpose")
     parser.add_argument("--out", metavar="DIR", help="write the outcome as JSON into this folder")
@@ -334,7 +339,7 @@ def main() -> int:
         outcome = []
         for name in options.commands or known:
             generator = random.Random(f"{options.seed} {name}")
-            outcome.append(examine(name, known[name], folder, options.kills, generator, options.broken))
+            outcome.append(examine(name, known[name], folder, options.kills, options.operations, generator, options.broken))
             print(json.dumps(outcome[-1]), flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -342,6 +347,8 @@ def main() -> int:
     facts = {
         "experiment": "SIGKILL at every file operation, and at random moments",
         "seed": options.seed,
+        "random_kills": options.kills,
+        "operations_at_most": options.operations,
         "broken_writer": options.broken,
         **total,
         "seconds": round(time.monotonic() - began, 1),
