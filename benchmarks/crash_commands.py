@@ -1,16 +1,20 @@
-"""Does every command that writes survive being killed? SIGKILL at every file operation and at random moments.
+"""Does every command that writes survive being killed? SIGKILL at every file operation and at
+random moments.
 
     python benchmarks/crash_commands.py --kills 3 --operations 12 --out results/crash_safety
     python benchmarks/crash_commands.py --commands train certify --broken      # a writer that is broken on purpose: must be caught
 
-Each command runs in a forked child of this process (the libraries are loaded once). First undisturbed, which gives the files to
-expect and the number N of file operations (rename, replace, sync, link, remove, make a folder, open for writing). Then, for each of
-the N operations (or ``--operations`` of them, evenly spread), from an empty folder: a child that is killed just before it; and ``--kills`` children killed at random moments of one
-run, all in one folder. After every kill the folder is examined: every visible file must be whole. Then the command runs once more and
+Each command runs in a forked child of this process (the libraries are loaded once). First
+undisturbed, which gives the files to expect and the number N of file operations (rename, replace,
+sync, link, remove, make a folder, open for writing). Then, for each of the N operations (or
+``--operations`` of them, evenly spread), from an empty folder: a child that is killed just before
+it; and ``--kills`` children killed at random moments of one run, all in one folder. After every
+kill the folder is examined: every visible file must be whole. Then the command runs once more and
 must succeed with the files of the undisturbed run, up to timing, and leave no file aside.
 
-Counted: kills, half files seen, commands that failed afterwards, files lost, extra and differing, files left aside.
-``benchmarks/crash_safety.py`` does the same for sweeps with their workers and drivers.
+Counted: kills, half files seen, commands that failed afterwards, files lost, extra and differing,
+files left aside. ``benchmarks/crash_safety.py`` does the same for sweeps with their workers and
+drivers.
 """
 
 from __future__ import annotations
@@ -35,7 +39,16 @@ from typing import Any
 from sheafdeq import records
 from sheafdeq.cli import main as sheafdeq
 
-TASK = ["--task", "community", "--level", "10", "--task-set", "nodes=30", "--task-set", "train_seeds=[1]"]
+TASK = [
+    "--task",
+    "community",
+    "--level",
+    "10",
+    "--task-set",
+    "nodes=30",
+    "--task-set",
+    "train_seeds=[1]",
+]
 TASK += ["--task-set", "test_seeds=[2]", "--task-set", "k=3"]
 SWEEP = """
 name = "toy"
@@ -71,7 +84,9 @@ def load_everything() -> None:
     from sheafdeq.training.config import TrainingConfig
     from sheafdeq.training.run import code_of
 
-    code_of(TrainingConfig.parse({"task": "community", "model": "ignn"}))  # the sources are read once, too
+    code_of(
+        TrainingConfig.parse({"task": "community", "model": "ignn"})
+    )  # the sources are read once, too
     certificate_code(build_model("ignn", COMMUNITY))
 
 
@@ -80,14 +95,67 @@ def commands(runs: Path, grid: Path) -> dict[str, list[str]]:
     run = str(sorted(path for path in runs.iterdir() if not path.name.startswith("."))[0])
     stage = "epochs=2,learning_rate=0.001,residual_weight=1"
     return {
-        "train": ["train", *TASK, "--model", "ignn", "--epochs", "2", "--out", "OUT", "--checkpoint-seconds", "0"],
+        "train": [
+            "train",
+            *TASK,
+            "--model",
+            "ignn",
+            "--epochs",
+            "2",
+            "--out",
+            "OUT",
+            "--checkpoint-seconds",
+            "0",
+        ],
         "settle": ["settle", run, "--out", "OUT", "--stage", stage, "--checkpoint-seconds", "0"],
-        "sweep export": ["sweep", "export", str(grid), "--out", str(runs), "--results", "OUT", "--checkpoints"],
-        "certify": ["certify", "--all", str(runs), "--out", "OUT", "--effort", "quick", "--threads", "1"],
+        "sweep export": [
+            "sweep",
+            "export",
+            str(grid),
+            "--out",
+            str(runs),
+            "--results",
+            "OUT",
+            "--checkpoints",
+        ],
+        "certify": [
+            "certify",
+            "--all",
+            str(runs),
+            "--out",
+            "OUT",
+            "--effort",
+            "quick",
+            "--threads",
+            "1",
+        ],
         "diagnose": ["diagnose", run, "--out", "OUT", "--iterations", "30", "--threads", "1"],
-        "async": ["async", run, "--out", "OUT", "--samples", "1", "--work", "10", "--schedules", "2,1", "--threads", "1"],
+        "async": [
+            "async",
+            run,
+            "--out",
+            "OUT",
+            "--samples",
+            "1",
+            "--work",
+            "10",
+            "--schedules",
+            "2,1",
+            "--threads",
+            "1",
+        ],
         "evaluate": ["evaluate", run, "--out", "OUT"],
-        "figures": ["figures", "--results", str(runs), "--runs", str(runs), "--only", "training", "--out", "OUT"],
+        "figures": [
+            "figures",
+            "--results",
+            str(runs),
+            "--runs",
+            str(runs),
+            "--only",
+            "training",
+            "--out",
+            "OUT",
+        ],
         "report": ["report", "--results", str(runs), "--out", "OUT"],
     }
 
@@ -116,7 +184,8 @@ def ended(pid: int) -> int:
 
 
 def watch(target: int | None, note: Path | None) -> Callable[[], None]:
-    """Count file operations; die just before the ``target``-th, or write the count to ``note`` after each."""
+    """Count file operations; die just before the ``target``-th, or write the count to ``note``
+    after each."""
 
     def install() -> None:
         count = 0
@@ -214,11 +283,21 @@ def half_files(root: Path) -> list[str]:
 
 def contents(root: Path) -> dict[str, str]:
     """Visible files by name: what they say, up to timing."""
-    return {str(path.relative_to(root)): said(path) for path in sorted(root.rglob("*")) if path.is_file() and not hidden(path, root)}
+    return {
+        str(path.relative_to(root)): said(path)
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and not hidden(path, root)
+    }
 
 
 def said(path: Path) -> str:
-    if path.suffix in (".pdf", ".svg", ".html", ".js", ".md"):  # they print seconds and dates; their wholeness is checked above
+    if path.suffix in (
+        ".pdf",
+        ".svg",
+        ".html",
+        ".js",
+        ".md",
+    ):  # they print seconds and dates; their wholeness is checked above
         return "whole"
     data = path.read_bytes()
     if path.suffix == ".json":
@@ -239,14 +318,24 @@ def untimed(value: Any) -> Any:
 def left_aside(root: Path) -> list[str]:
     """Files of unfinished writes and of finished work."""
     files = [path for path in sorted(root.rglob("*")) if path.is_file() and hidden(path, root)]
-    return [str(path.relative_to(root)) for path in files if path.name != MARKER and ".tasks" not in path.parts]
+    return [
+        str(path.relative_to(root))
+        for path in files
+        if path.name != MARKER and ".tasks" not in path.parts
+    ]
 
 
 # ---------------------------------------------------------------------- the experiment
 
 
 def examine(
-    name: str, words: list[str], folder: Path, kills: int, most: int | None, generator: random.Random, broken: bool
+    name: str,
+    words: list[str],
+    folder: Path,
+    kills: int,
+    most: int | None,
+    generator: random.Random,
+    broken: bool,
 ) -> dict[str, Any]:
     """All kills of one command; at ``most`` of its file operations, evenly spread."""
     prepare = break_the_writer if broken else lambda: None
@@ -283,17 +372,28 @@ def examine(
         code = ended(start(out))
         counts["failed_afterwards"] += code != 0
         found = contents(out) if out.exists() else {}
-        half, aside = half_files(out) if out.exists() else [], left_aside(out) if out.exists() else []
+        half, aside = (
+            half_files(out) if out.exists() else [],
+            left_aside(out) if out.exists() else [],
+        )
         counts["half_files"] += len(half)
         counts["lost"] += len(set(expected) - set(found))
         counts["extra"] += len(set(found) - set(expected))
-        counts["differing"] += sum(found[key] != expected[key] for key in set(found) & set(expected))
+        counts["differing"] += sum(
+            found[key] != expected[key] for key in set(found) & set(expected)
+        )
         counts["left_aside"] += len(aside)
-        counts["examples"] += [*half, *(f"aside {file}" for file in aside), *([f"exit code {code}"] if code else [])]
+        counts["examples"] += [
+            *half,
+            *(f"aside {file}" for file in aside),
+            *([f"exit code {code}"] if code else []),
+        ]
 
     points = min(operations, operations if most is None else most)
     counts["killed_at"] = points
-    for target in sorted({1 + number * (operations - 1) // max(points - 1, 1) for number in range(points)}):
+    for target in sorted(
+        {1 + number * (operations - 1) // max(points - 1, 1) for number in range(points)}
+    ):
         out = fresh()
         counts["kills"] += ended(start(out, watch(target, None))) == KILLED
         after_kill(out)
@@ -313,16 +413,30 @@ def examine(
 
 def violations(counts: dict[str, Any]) -> int:
     """Everything that must not happen, in one number."""
-    return sum(counts[key] for key in ("half_files", "failed_afterwards", "lost", "extra", "differing", "left_aside"))
+    return sum(
+        counts[key]
+        for key in ("half_files", "failed_afterwards", "lost", "extra", "differing", "left_aside")
+    )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--commands", nargs="+", metavar="NAME", help="only these (default all)")
-    parser.add_argument("--kills", type=int, default=10, help="kills of each command at random moments (default 10)")
-    parser.add_argument("--operations", type=int, metavar="N", help="kill at N file operations of each command, evenly spread (default all)")
+    parser.add_argument(
+        "--kills", type=int, default=10, help="kills of each command at random moments (default 10)"
+    )
+    parser.add_argument(
+        "--operations",
+        type=int,
+        metavar="N",
+        help="kill at N file operations of each command, evenly spread (default all)",
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--broken", action="store_true", help="with a writer that is broken on purpose")
+    parser.add_argument(
+        "--broken", action="store_true", help="with a writer that is broken on purpose"
+    )
     parser.add_argument("--out", metavar="DIR", help="write the outcome as JSON into this folder")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="crash-"))
@@ -332,18 +446,42 @@ def main() -> int:
         grid, runs = folder / "toy.toml", folder / "runs"
         grid.write_text(SWEEP)
         for seed in ("42", "43"):
-            words = ["train", *TASK, "--model", "ignn", "--epochs", "3", "--seed", seed, "--out", str(runs)]
+            words = [
+                "train",
+                *TASK,
+                "--model",
+                "ignn",
+                "--epochs",
+                "3",
+                "--seed",
+                seed,
+                "--out",
+                str(runs),
+            ]
             if ended(child(words)) != 0:
                 raise SystemExit("the runs to work on could not be trained")
         known = commands(runs, grid)
         outcome = []
         for name in options.commands or known:
             generator = random.Random(f"{options.seed} {name}")
-            outcome.append(examine(name, known[name], folder, options.kills, options.operations, generator, options.broken))
+            outcome.append(
+                examine(
+                    name,
+                    known[name],
+                    folder,
+                    options.kills,
+                    options.operations,
+                    generator,
+                    options.broken,
+                )
+            )
             print(json.dumps(outcome[-1]), flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    total = {"kills": sum(counts["kills"] for counts in outcome), "violations": sum(map(violations, outcome))}
+    total = {
+        "kills": sum(counts["kills"] for counts in outcome),
+        "violations": sum(map(violations, outcome)),
+    }
     facts = {
         "experiment": "SIGKILL at every file operation, and at random moments",
         "seed": options.seed,

@@ -1,4 +1,5 @@
-"""The run store under attack: damaged files, full and vanished disks, no locks, links, lost signals."""
+"""The run store under attack: damaged files, full and vanished disks, no locks, links, lost
+signals."""
 
 from __future__ import annotations
 
@@ -95,7 +96,11 @@ def test_a_damaged_state_starts_over_with_the_same_result(small, tmp_path, part,
     config = small(max_epochs=4)
     straight = train(config, out=tmp_path / "straight").record
     with pytest.raises(Suspended):
-        train(config, out=tmp_path / "broken", suspend_when=lambda metrics: "test" if metrics.epoch == 2 else None)
+        train(
+            config,
+            out=tmp_path / "broken",
+            suspend_when=lambda metrics: "test" if metrics.epoch == 2 else None,
+        )
     work_folder = RunStore(tmp_path / "broken").work(identify(config).id)
     path = work_folder / "state.json" if part == "state.json" else next(work_folder.glob("state-*"))
     if how == "delete":
@@ -214,7 +219,9 @@ def test_a_full_disk_ends_a_sweep_at_the_first_worker(small, tmp_path, monkeypat
     monkeypatch.setattr(Dying, "code", EXIT_STORE)
     monkeypatch.setattr(Dying, "started", 0)
     monkeypatch.setattr(local.subprocess, "Popen", Dying)
-    monkeypatch.setattr(RunStore, "probe", lambda self: (_ for _ in ()).throw(StoreError("No space left on device")))
+    monkeypatch.setattr(
+        RunStore, "probe", lambda self: (_ for _ in ()).throw(StoreError("No space left on device"))
+    )
     with pytest.raises(StoreError, match="No space"):
         run_local([Entry(small(), identify(small()))], RunStore(tmp_path))
     assert Dying.started == 1
@@ -328,7 +335,11 @@ def test_an_interrupt_while_a_worker_starts_reaches_it(small, tmp_path, monkeypa
     monkeypatch.setattr(local.subprocess, "Popen", Starting)
     began = time.monotonic()
     with pytest.raises(Suspended, match="SIGINT"):
-        run_local([Entry(small(seed=seed), identify(small(seed=seed))) for seed in (1, 2)], RunStore(tmp_path), jobs=2)
+        run_local(
+            [Entry(small(seed=seed), identify(small(seed=seed))) for seed in (1, 2)],
+            RunStore(tmp_path),
+            jobs=2,
+        )
     assert told == [signal.SIGTERM]  # and no second worker was started
     assert time.monotonic() - began < 30
 
@@ -395,7 +406,9 @@ options = [{}]
 """
 
 
-@pytest.mark.parametrize("name", ["../../outside", "/tmp/outside-of-results", "..", "a/b", "\x1b[31m"])
+@pytest.mark.parametrize(
+    "name", ["../../outside", "/tmp/outside-of-results", "..", "a/b", "\x1b[31m"]
+)
 @pytest.mark.parametrize("extra", [[], ["--checkpoints"]])
 def test_export_never_leaves_its_folder(tmp_path, capsys, name, extra):
     grid = tmp_path / "grid.toml"
@@ -405,7 +418,22 @@ def test_export_never_leaves_its_folder(tmp_path, capsys, name, extra):
     train(entry.config, out=store.root)
     capsys.readouterr()
     results = tmp_path / "deep" / "results"
-    assert main(["sweep", "export", str(grid), "--out", str(store.root), "--results", str(results), "--json", *extra]) == 0
+    assert (
+        main(
+            [
+                "sweep",
+                "export",
+                str(grid),
+                "--out",
+                str(store.root),
+                "--results",
+                str(results),
+                "--json",
+                *extra,
+            ]
+        )
+        == 0
+    )
     facts = json.loads(capsys.readouterr().out)
     assert facts["copied"] == 1
     assert Path(facts["folder"]).resolve().parent == results.resolve()
@@ -424,7 +452,15 @@ def test_export_does_not_follow_a_link_out_of_its_folder(tmp_path, capsys):
     outside.mkdir()
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "mine").symlink_to(outside)
-    arguments = ["sweep", "export", str(grid), "--out", str(tmp_path / "store"), "--results", str(tmp_path / "results")]
+    arguments = [
+        "sweep",
+        "export",
+        str(grid),
+        "--out",
+        str(tmp_path / "store"),
+        "--results",
+        str(tmp_path / "results"),
+    ]
     assert main(arguments) == 2
     assert "symbolic link" in capsys.readouterr().err
     assert visible(outside) == []
@@ -449,7 +485,10 @@ def test_records_name_the_checkpoint_a_run_starts_from_by_content(small, tmp_pat
         for name, path in (("a", first), ("b", moved))
     ]
     assert without_timing(records[0].payload()) == without_timing(records[1].payload())
-    assert records[0].config["init_from"] == f"sha256:{read_sealed(first / 'checkpoint.json')['tensors']}"
+    assert (
+        records[0].config["init_from"]
+        == f"sha256:{read_sealed(first / 'checkpoint.json')['tensors']}"
+    )
     assert str(tmp_path) not in json.dumps(records[0].payload())
     # The record's own configuration, and a run id, find the checkpoint in the store.
     stored = small().replace(**records[0].config)
@@ -475,7 +514,10 @@ def test_a_configuration_cannot_consent_to_a_download(tmp_path, monkeypatch, cap
         path.write_text(text.replace("OPTION", option))
         assert main(["train", "--config", str(path)]) == 1
         assert word in capsys.readouterr().err
-    assert main(["train", "--task", "mnist-terrain", "--model", "mlp", "--task-set", "download=true"]) == 1
+    assert (
+        main(["train", "--task", "mnist-terrain", "--model", "mlp", "--task-set", "download=true"])
+        == 1
+    )
     assert asked == []
     assert main(["train", "--task", "mnist-terrain", "--model", "mlp", "--download"]) == 1
     assert asked
@@ -487,7 +529,10 @@ def test_a_configuration_cannot_consent_to_a_download(tmp_path, monkeypatch, cap
 def test_status_of_two_thousand_runs_takes_less_than_a_second(tmp_path):
     """Planned and counted, without the time Python needs to load torch."""
     grid = tmp_path / "grid.toml"
-    text = SWEEP.replace("NAME", '"many"').replace("[42]", str(list(range(1000)))) + '[[models]]\nname = "mlp"\noptions = [{}]\n'
+    text = (
+        SWEEP.replace("NAME", '"many"').replace("[42]", str(list(range(1000))))
+        + '[[models]]\nname = "mlp"\noptions = [{}]\n'
+    )
     grid.write_text(text)
     store = RunStore(tmp_path / "store")
     sweep = Sweep.load(grid)

@@ -53,7 +53,8 @@ _HELD = frozenset({errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES})
 
 
 def locks_wanted() -> bool:
-    """Whether runs are locked: yes unless SHEAFDEQ_STORE_LOCKS=off, or the system has no ``flock``."""
+    """Whether runs are locked: yes unless SHEAFDEQ_STORE_LOCKS=off, or the system has no
+    ``flock``."""
     choice = os.environ.get(LOCKS_VARIABLE) or "on"
     if choice not in ("on", "off"):
         raise UsageError(f"{LOCKS_VARIABLE} must be 'on' or 'off', got {choice!r}")
@@ -61,7 +62,8 @@ def locks_wanted() -> bool:
 
 
 def safe_name(text: str, limit: int = 150) -> str:
-    """A file name made of a text: no separators, no leading dot, nothing a shell or terminal acts on."""
+    """A file name made of a text: no separators, no leading dot, nothing a shell or terminal acts
+    on."""
     name = re.sub(r"[^A-Za-z0-9._=+,-]+", "_", text)[:limit]
     return f"_{name.lstrip('.')}" if name.startswith(".") or not name else name
 
@@ -92,7 +94,8 @@ class RunStore:
     # ------------------------------------------------------------------ the folder itself
 
     def open(self) -> None:
-        """Make the root if need be, once: a store that vanishes later is not made anew in its place."""
+        """Make the root if need be, once: a store that vanishes later is not made anew in its
+        place."""
         if not self._opened:
             with self.guarded():
                 self.root.mkdir(parents=True, exist_ok=True)
@@ -111,7 +114,8 @@ class RunStore:
             ) from error
 
     def folder(self, name: str) -> Path:
-        """An inner folder, made if need be; never through a symbolic link, never without the root."""
+        """An inner folder, made if need be; never through a symbolic link, never without the
+        root."""
         self.open()
         path = self.root / name
         with self.guarded():
@@ -165,7 +169,8 @@ class RunStore:
                 shutil.rmtree(aside, ignore_errors=True)
 
     def _publish(self, aside: Path, run_id: str) -> None:
-        """Give a complete directory its name. Another writer's complete run wins; anything else there is put away."""
+        """Give a complete directory its name. Another writer's complete run wins; anything else
+        there is put away."""
         while True:
             try:
                 os.rename(aside, self.path(run_id))
