@@ -123,6 +123,29 @@ def test_a_damaged_failure_or_task_note_stops_nothing(small, tmp_path):
     assert "truncated" in store.failure("a")["error"]
 
 
+def test_what_a_process_killed_after_its_run_left_is_removed(small, tmp_path):
+    """Complete and visible, and the process dies before it clears away: found by killing at every file operation."""
+    result = train(small(), out=tmp_path)
+    store, run_id = RunStore(tmp_path), result.record.id
+
+    def leave() -> None:
+        store.work(run_id).mkdir(parents=True)
+        (store.work(run_id) / "state.json").write_text("{}")
+        (tmp_path / ".locks" / run_id).write_text("1")
+        (tmp_path / f".tmp-{run_id}-0").mkdir()
+
+    leave()
+    claim = store.claim(run_id)
+    assert train(small(), out=tmp_path).reused  # held: left alone
+    assert store.work(run_id).exists()
+    claim.release()
+    assert train(small(), out=tmp_path).reused
+    assert [path.name for path in tmp_path.rglob("*") if run_id in path.name] == [run_id]
+    leave()
+    run_local([Entry(small(), identify(small()))], store)
+    assert [path.name for path in tmp_path.rglob("*") if run_id in path.name] == [run_id]
+
+
 # ---------------------------------------------------------------------- full and vanished disks
 
 

@@ -275,6 +275,7 @@ def train(
         raise Busy(f"run {identity.id[:12]} is being computed by another process; wait for it or use another --out")
     try:
         if store.finished(identity.id):
+            store.discard_work(identity.id)
             return _from_store(store, identity.id)
         return _train(config, task, store, identity, resume, progress_from(progress),
                       None, suspend_when, None, checkpoint_seconds, engine)  # fmt: skip
@@ -283,6 +284,7 @@ def train(
 
 
 def _from_store(store: RunStore, run_id: str) -> RunResult:
+    store.tidy(run_id)
     return RunResult(store.record(run_id), load_model(store.path(run_id)), store.path(run_id), reused=True)
 
 

@@ -195,6 +195,17 @@ class RunStore:
         for aside in self.root.glob(f".tmp-{run_id}-*"):
             shutil.rmtree(aside, ignore_errors=True)
 
+    def tidy(self, run_id: str) -> None:
+        """Remove what a process killed after its run was complete left behind, if nobody holds the run."""
+        lock = self.root / ".locks" / run_id
+        if not self.work(run_id).exists() and not os.path.lexists(lock):
+            return
+        with contextlib.suppress(StoreError):  # a store that is read-only is as good
+            claim = self.claim(run_id)
+            if claim is not None:
+                self.discard_work(run_id)
+                claim.release()
+
     def claim(self, run_id: str) -> Claim | None:
         """Take the right to compute a run; None when another process has it."""
         return self.lock(self.folder(".locks") / run_id)

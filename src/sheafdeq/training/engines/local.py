@@ -24,7 +24,7 @@ from sheafdeq.training.run import Suspended
 from sheafdeq.training.store import LOCKS_VARIABLE, RunStore, locks_wanted
 from sheafdeq.training.sweep import Budget, Entry, deadline_of
 
-__all__ = ["planned", "run_local"]
+__all__ = ["planned", "run_local", "unfinished"]
 
 CRASH_LIMIT = 10  # a run whose worker dies this often under one driver is given up (out of memory, say)
 ABANDONED_SECONDS = 7 * 86400.0
@@ -89,6 +89,19 @@ def planned(store: RunStore) -> Iterator[tuple[str, Path, Path]]:
         _remove(folder, invocation)
 
 
+def unfinished(entries: list[Entry], store: RunStore) -> dict[str, Entry]:
+    """Entries that are left, by id; what killed processes left of finished ones is removed."""
+    left = {}
+    for entry in entries:
+        if entry.identity is None:
+            continue
+        if store.finished(entry.identity.id):
+            store.tidy(entry.identity.id)
+        else:
+            left[entry.identity.id] = entry
+    return left
+
+
 def _remove(folder: Path, invocation: str) -> None:
     for suffix in ("json", "epochs", "stop", "lock"):
         with contextlib.suppress(OSError):
@@ -103,7 +116,7 @@ class _Crew:
         self.crashes: dict[str, int] = {}  # by run; those outside any run under ""
 
     def supervise(self, entries: list[Entry], store: RunStore, invocation: str) -> None:
-        left = {entry.identity.id: entry for entry in entries if entry.identity and not store.finished(entry.identity.id)}
+        left = unfinished(entries, store)
         total, announced = len(entries), -1
         for _ in range(min(self.jobs, len(left))):
             self._start()

@@ -25,7 +25,7 @@ from typing import Any
 
 from sheafdeq.errors import InputError, StoreError, UsageError
 from sheafdeq.training.config import TrainingConfig
-from sheafdeq.training.engines.local import planned
+from sheafdeq.training.engines.local import planned, unfinished
 from sheafdeq.training.engines.worker import Limits, attempt
 from sheafdeq.training.run import Identity
 from sheafdeq.training.store import LOCKS_VARIABLE, RunStore, locks_wanted
@@ -88,7 +88,7 @@ def _carry_out(
 ) -> None:
     # One run a CPU; a run that comes back busy is held by a process that is still dying, and is tried again.
     task = ray.remote(num_cpus=1, max_retries=-1, retry_exceptions=False)(_run_one)
-    waiting = [entry for entry in entries if entry.identity is not None and not store.finished(entry.identity.id)]
+    waiting = list(unfinished(entries, store).values())
     futures = {task.remote(entry.config.payload(), vars(entry.identity), settings): entry for entry in waiting}
     total, finished = len(entries), len(entries) - len(waiting)
     tell(f"{finished}/{total} runs finished or failed")
