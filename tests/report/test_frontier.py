@@ -64,11 +64,12 @@ def test_a_crowded_figure_keeps_its_labels_apart(tmp_path):
     axis = drawing.figure.axes[0]
     drawing.figure.canvas.draw()
     boxes = [Text.get_window_extent(text) for text in axis.texts]  # of the words alone, without the line to the point
-    assert len(boxes) == 9
-    assert all("[1 of 2]" in text.get_text() for text in axis.texts)
+    assert [text.get_text() for text in axis.texts] == [str(number) for number in range(1, 10)]
+    names = [text.get_text() for legend in drawing.figure.legends for text in legend.get_texts()]
+    assert sum("[1 of 2]" in name for name in names) == 9
     for i, first in enumerate(boxes):
         assert not any(first.overlaps(second) for second in boxes[:i])
-    assert {line.get_marker() for line in axis.lines} == {"o", "s", "X"}
+    assert {line.get_marker() for line in axis.lines} >= {"o", "s", "X"}
     written = write_drawings([drawing], tmp_path, "sheafdeq figures --only frontier")
     assert {path.suffix for path in written} == {".svg", ".pdf", ".png", ".json"}
 

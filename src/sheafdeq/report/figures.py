@@ -15,6 +15,7 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -271,9 +272,14 @@ def _continued(group: Sequence[Source], title: str, panels: Sequence[str], kind:
         f"after {last} iterations (not assumed to be an equilibrium). Models whose state is not exposed are judged by the "
         "updates of "
         "their outputs from their own start, without band. Dashed lines mark trained horizons. Zeros are drawn at the smallest "
-        f"positive value.{_counted(group)}"
+        f"positive value.{_long_text(group)}{_counted(group)}"
     )
     return Drawing(_file_stem(kind, title), figure, caption, tuple(group))
+
+
+def _long_text(group: Sequence[Source]) -> str:
+    common = _common_length(group)
+    return "" if common is None else f" Beyond {common} iterations (shaded) the axis is logarithmic."
 
 
 def _continued_panel(axis: Axes, group: Sequence[Source], panel: str) -> None:
@@ -291,16 +297,57 @@ def _continued_panel(axis: Axes, group: Sequence[Source], panel: str) -> None:
         if source.payload["continued"]["counted"] > 1:
             lower, upper = (_plottable(curve[name], floor=floor) for name in ("lower", "upper"))
             axis.fill_between(k, lower, upper, color=look.colour, alpha=0.18, linewidth=0)
-    for horizon in sorted({source.payload["continued"]["horizon"] for source in group}):
-        axis.axvline(horizon, color="0.4", linestyle="--", linewidth=0.8)
-        place = axis.get_xaxis_transform()
-        axis.text(horizon, 1.0, f"{horizon}", transform=place, ha="center", va="bottom", fontsize=7, color="0.3")
+    _shorten_long_runs(axis, group)
+    _mark_horizons(axis, sorted({source.payload["continued"]["horizon"] for source in group}))
     axis.set_xlabel("iteration")
     if logarithmic:
         axis.set_yscale("log")
         axis.set_ylabel(f"{_PANELS[panel]} (median)")
     else:
         axis.set_ylabel(mathtext(_score_label(group)))
+
+
+def _common_length(group: Sequence[Source]) -> int | None:
+    """The length most runs have, where one is so much longer that it would squeeze the others; else None."""
+    lengths = sorted(source.payload["continued"]["iterations"] for source in group)
+    common = int(median(lengths))
+    return common if lengths[-1] > 1.5 * common else None
+
+
+def _shorten_long_runs(axis: Axes, group: Sequence[Source]) -> None:
+    """Linear up to the common length, logarithmic beyond it, so that one long run takes a quarter of the axis at most."""
+    common = _common_length(group)
+    if common is None:
+        return
+    longest = max(source.payload["continued"]["iterations"] for source in group)
+    decades = math.log10(longest / common)
+    axis.set_xscale("symlog", linthresh=common, linscale=3 * decades)
+    axis.set_xlim(-0.02 * common, longest * 1.03)
+    ticks = [round(common * part / 4) for part in range(5)]
+    doubled = common * 2
+    while doubled < longest * 0.75:
+        ticks.append(doubled)
+        doubled *= 2
+    axis.set_xticks([*ticks, longest], [str(tick) for tick in [*ticks, longest]])
+    axis.minorticks_off()
+    axis.axvspan(common, longest * 1.03, color="0.5", alpha=0.06, linewidth=0)
+
+
+def _mark_horizons(axis: Axes, horizons: Sequence[int]) -> None:
+    """Dashed lines; numbers above them, those that would overprint one another in one text."""
+    to_axes = axis.transData + axis.transAxes.inverted()
+    groups: list[list[tuple[float, int]]] = []
+    for horizon in horizons:
+        axis.axvline(horizon, color="0.4", linestyle="--", linewidth=0.8)
+        place = float(to_axes.transform((horizon, axis.get_ylim()[1]))[0])
+        if groups and place - groups[-1][-1][0] < 0.09:
+            groups[-1].append((place, horizon))
+        else:
+            groups.append([(place, horizon)])
+    for members in groups:
+        middle = sum(place for place, _ in members) / len(members)
+        text = ", ".join(str(horizon) for _, horizon in members)
+        axis.text(middle, 1.0, text, transform=axis.transAxes, ha="center", va="bottom", fontsize=7, color="0.3")
 
 
 def _score_label(group: Sequence[Source]) -> str:
@@ -312,28 +359,31 @@ def settling(group: Sequence[Source], title: str) -> Drawing:
     """How many nodes came to rest when, from the default start."""
     import matplotlib.pyplot as plt
 
-    shown = _labelled(group)
-    figure, grid = plt.subplots(len(shown), 1, figsize=(7.2, 1.1 + 1.1 * len(shown)), squeeze=False, sharex=True)
-    never_at = 1.6 * max(source.payload["continued"]["iterations"] for source, _, _ in shown)
-    for axis, (source, label, look) in zip(grid.flat, shown, strict=True):
+    figure, axis = plt.subplots(figsize=(7.2, 3.6))
+    longest = max(source.payload["continued"]["iterations"] for source in group)
+    for source, label, look in _labelled(group):
         result = source.payload["continued"]["trajectories"][0]["settling"]
         nodes = sum(result["counts"]) + result["unsettled"]
-        share = [100 * count / max(nodes, 1) for count in result["counts"]]
-        # runs of different lengths share the axis: logarithmic, so that a node at rest from the start counts as settled at 1
-        bins = [sum(share[:2]), *share[2:]]
-        axis.stairs(bins, [k + 0.5 for k in range(len(bins) + 1)], fill=True, color=look.colour)
-        never = 100 * result["unsettled"] / max(nodes, 1)
-        axis.bar([never_at], [never], width=0.3 * never_at, color="white", edgecolor=look.colour, hatch="////")
-        axis.set_xscale("log")
+        share = [100 * count / max(nodes, 1) for count in accumulate(result["counts"])]
+        # a node at rest from the start counts as settled at 1: the axis is logarithmic
+        rest, end = share[1:] or share, len(share)
         middle = "more than half never" if result["median"] is None else f"median {result['median']}"
-        axis.set_title(mathtext(f"{label}: {middle}"), loc="left", fontsize=8)
-        axis.set_ylabel("nodes (%)")
-    grid.flat[-1].set_xlabel("settling time (iteration); hatched: still moving at the end")
+        axis.step(range(1, len(rest) + 1), rest, where="post", label=mathtext(f"{label}: {middle}"), color=look.colour, linestyle=look.line)
+        axis.plot([end], rest[-1:], look.marker, color=look.colour, markersize=6, clip_on=False)
+    axis.set_xscale("log")
+    axis.set_xlim(1, longest * 1.15)
+    axis.set_ylim(-2, 102)
+    ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000) if tick <= longest]
+    axis.set_xticks(ticks, [str(tick) for tick in ticks])
+    axis.minorticks_off()
+    axis.set_xlabel("iteration; the marker stands where the run ends")
+    axis.set_ylabel("nodes at rest for good (%)")
+    _legend_below(figure, axis, columns=2)
     tolerance = group[0].payload["continued"]["trajectories"][0]["settling"]["tolerance"]
     caption = (
-        f"Settling times, {title}: the first iteration from which on a node's row changes by at most {tolerance:g} (relative), "
-        "from the "
-        "default start. Hatched bars at the right are nodes that were still moving in the last iteration."
+        f"Settling times, {title}: the share of nodes whose row changes by at most {tolerance:g} (relative) from this iteration to the "
+        "end, from the default start. What is missing to 100 % at the marker was still moving in the last iteration; the rise "
+        "in a run's very last iterations counts nodes that had no time left to move again."
     )
     return Drawing(_file_stem("settling", title), figure, caption, tuple(group))
 
@@ -560,13 +610,10 @@ def frontier(sources: Sequence[Source], title: str) -> Drawing | None:
     points, used = _frontier_points(sources, title)
     if not points:
         return None
-    figure, axis = plt.subplots(figsize=(7.2, 4.4))
+    figure, axis = plt.subplots(figsize=(8.6, 4.4))
     floor = _floor([[point.residual for point in points]])
-    for point in points:
-        look, x = look_of(point.name), max(point.residual, floor)
-        face = look.colour if point.diagnosed else "white"
-        axis.plot([x], [point.score], _VERDICTS[point.verdict], markersize=8, color=look.colour, markerfacecolor=face)
     axis.set_xscale("log")
+    axis.plot([max(point.residual, floor) for point in points], [point.score for point in points], linestyle="")  # sets the limits
     score = _score_of(used)
     scores = [point.score for point in points]
     percent = score.endswith("(%)") and min(scores) >= 0
@@ -586,7 +633,7 @@ def frontier(sources: Sequence[Source], title: str) -> Drawing | None:
     axis.set_xlim(left / 3, right * 3)
     axis.set_xlabel("largest relative residual of a node, default start, after the recorded iterations")
     axis.set_ylabel(f"test {mathtext(score)} at the end" + (", axis stretched towards 100" if percent else ""))
-    _annotate(axis, points, floor)
+    _number_points(figure, axis, points, floor)
     present = [verdict for verdict in _VERDICTS if any(point.verdict == verdict for point in points)]
     handles = [
         Line2D([], [], linestyle="", marker=_VERDICTS[verdict], color="0.35", label=verdict or "no certificate record")
@@ -700,32 +747,39 @@ def _is_penalised(record: RunRecord | None) -> bool:
     return any(bool(value) for key, value in penalties.items() if key.endswith("weight"))
 
 
-def _annotate(axis: Axes, points: Sequence[_Point], floor: float) -> None:
-    """Names beside the points, in the half of the axis that has room, moved apart where they would overlap."""
+def _number_points(figure: Figure, axis: Axes, points: Sequence[_Point], floor: float) -> None:
+    """Markers where they belong, a number beside each, and the names in a list beside the axes.
+
+    A number takes the nearest free place around its marker; only in a crowd does a short line lead to it.
+    """
+    from matplotlib.lines import Line2D
+
     to_axes = axis.transData + axis.transAxes.inverted()
-    places = {point: to_axes.transform((max(point.residual, floor), point.score)) for point in points}
-    taken = [(x - 0.015, x + 0.015, y) for x, y in places.values()]  # x from, x to, y: as shares of the axes
-    for point in sorted(points, key=lambda point: -point.score):
-        agreeing = "" if point.agreeing is None else f" [{point.agreeing[0]} of {point.agreeing[1]}]"
-        text = point.text + agreeing
-        x, y = places[point]
-        width, side = 0.0105 * len(text), 1 if x < 0.55 else -1
-        start = x + 0.02 if side > 0 else x - 0.02 - width
-        place = y
-        while any(start < b and a < start + width and abs(place - other) < 0.05 for a, b, other in taken):
-            place -= 0.01
-        taken.append((start, start + width, place))
+    order = sorted(points, key=lambda point: (-point.score, point.residual))
+    places = [tuple(float(v) for v in to_axes.transform((max(point.residual, floor), point.score))) for point in order]
+    taken = list(places)  # neither a marker nor another number may be covered
+    handles = []
+    for number, (point, (x, y)) in enumerate(zip(order, places, strict=True), 1):
+        look = look_of(point.name)
+        face = look.colour if point.diagnosed else "white"
+        shape = {"marker": _VERDICTS[point.verdict], "color": look.colour, "markerfacecolor": face, "linestyle": ""}
+        axis.plot([x], [y], markersize=6, alpha=0.85, transform=axis.transAxes, clip_on=False, **shape)
+        spots = [
+            (x + ring * math.cos(angle), y + 1.6 * ring * math.sin(angle), ring)
+            for ring in (0.026, 0.045, 0.065, 0.085, 0.11, 0.14)
+            for angle in (math.radians(turn) for turn in range(0, 360, 30))
+        ]
+        free = (spot for spot in spots if all(abs(spot[0] - a) > 0.021 or abs(spot[1] - b) > 0.042 for a, b in taken))
+        at = next(free, spots[0])
+        taken.append(at[:2])
+        line = {"arrowstyle": "-", "color": "0.5", "linewidth": 0.6, "shrinkA": 1, "shrinkB": 2} if at[2] > 0.03 else None
         axis.annotate(
-            mathtext(text),
-            (x, y),
-            (x + 0.018 * side, place),
-            xycoords="axes fraction",
-            textcoords="axes fraction",
-            ha="left" if side > 0 else "right",
-            va="center",
-            fontsize=7.5,
-            arrowprops={"arrowstyle": "-", "color": "0.6", "linewidth": 0.5} if abs(place - y) > 0.02 else None,
-        )
+            str(number), (x, y), at[:2], xycoords="axes fraction", textcoords="axes fraction", ha="center", va="center",
+            fontsize=7.5, fontweight="bold", arrowprops=line, annotation_clip=False,
+        )  # fmt: skip
+        agreeing = "" if point.agreeing is None else f" [{point.agreeing[0]} of {point.agreeing[1]}]"
+        handles.append(Line2D([], [], markersize=6, label=mathtext(f"{number}  {point.text}{agreeing}"), **shape))
+    figure.legend(handles=handles, loc="outside right upper", frameon=False, fontsize=7, handletextpad=0.3)
 
 
 # ---------------------------------------------------------------------- training variability
