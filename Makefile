@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install results demo test lint types pytest test-slow docs test-browser bench clean
+.PHONY: install results demo test lint types pytest test-slow docs test-browser bench fuzz clean
 
 install: $(STAMP)
 
@@ -44,6 +44,9 @@ test-browser: install  # report and explorer in chromium
 
 bench: install
 	$(BIN)/sheafdeq bench
+
+fuzz: install
+	$(BIN)/python -m sheafdeq.fuzzing --cases 10000 --seed 0 --out results/fuzz.json
 
 clean:
 	rm -rf build $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -113,7 +113,11 @@ def subjects(options: Any) -> list[Subject]:
                 paths.append(path)
     if options.label is not None and len(paths) != 1:
         raise UsageError(f"--label names one run, the command line names {len(paths)}")
-    return [load_subject(path, options.split, options.graph, double=options.double, label=options.label) for path in paths]
+    found = [load_subject(path, options.split, options.graph, double=options.double, label=options.label) for path in paths]
+    for subject in found:
+        if subject.split.size == 0:
+            raise UsageError(f"{subject.path}: {subject.graph_label} has no scored node, so there is no score: choose another --graph")
+    return found
 
 
 def load_subject(

@@ -1,0 +1,62 @@
+"""A slice of the fuzzing campaign, and proof that the fuzzer finds what it looks for."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sheafdeq.errors import OptionError
+from sheafdeq.fuzzing import TARGETS, campaign, run_campaign
+from sheafdeq.fuzzing.targets import BROKEN
+from sheafdeq.records import read_sealed
+
+STORED = Path(__file__).parents[1] / "results" / "fuzz.json"
+
+
+def test_a_slice_of_every_door():
+    report = run_campaign(10 * len(TARGETS), seed=1, jobs=2)
+    assert report.failures == []
+    assert report.cases == 10 * len(TARGETS)
+    assert set(report.outcomes) == set(TARGETS)
+    assert any("result" in counts for counts in report.outcomes.values())
+    json.dumps(report.payload())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_campaign():
+    report = run_campaign(10_000, seed=2, jobs=2)
+    assert report.failures == []
+
+
+def test_broken_loaders_are_caught(monkeypatch):
+    """One fault each: unpickling, believing sizes, a crash, writing elsewhere, an unnamed error, a hang."""
+    monkeypatch.setattr(campaign, "SECONDS", 8.0)
+    report = run_campaign(2 * len(BROKEN), seed=0, targets=list(BROKEN), jobs=2)
+    found = {failure["target"]: failure["failure"] for failure in report.failures}
+    assert set(found) == set(BROKEN)
+    assert "violation: pickle.find_class" in found["broken-unpickles"]
+    assert "MemoryError" in found["broken-sizes"]
+    assert "killed its process" in found["broken-crashes"]
+    assert "violation, swallowed: open outside" in found["broken-writes"] or "violation: open outside" in found["broken-writes"]
+    assert "KeyError" in found["broken-unnamed"]
+    assert "took more than" in found["broken-hangs"]
+
+
+def test_a_case_is_the_same_every_time():
+    first, second = (list(campaign.cases_of(30, 5, list(TARGETS))) for _ in range(2))
+    assert first == second
+    assert first != list(campaign.cases_of(30, 6, list(TARGETS)))
+
+
+def test_unknown_targets_are_named():
+    with pytest.raises(OptionError, match="did you mean 'npz'"):
+        run_campaign(1, targets=["npx"])
+
+
+def test_the_stored_campaign_has_no_failure():
+    stored = read_sealed(STORED)
+    assert stored["command"].startswith("python -m sheafdeq.fuzzing --cases")
+    assert stored["cases"] == sum(sum(counts.values()) for counts in stored["targets"].values()) >= 10_000
+    assert stored["failed"] == 0
+    assert set(stored["targets"]) <= set(TARGETS)
