@@ -62,13 +62,14 @@ class Report:
 class _Worker:
     """A process of :mod:`sheafdeq.fuzzing.worker` and the case it is trying."""
 
-    def __init__(self, selector: selectors.BaseSelector) -> None:
+    def __init__(self, selector: selectors.BaseSelector, targets: Sequence[str]) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"}
         environment.pop("SHEAFDEQ_DEBUG", None)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "sheafdeq.fuzzing.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [sys.executable, "-m", "sheafdeq.fuzzing.worker", *targets], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL, text=True, env=environment,
         )  # fmt: skip
+        self.targets = targets
         self.case: dict[str, Any] | None = None
         self.deadline = time.monotonic() + _START_SECONDS
         selector.register(self.process.stdout, selectors.EVENT_READ, self)  # type: ignore[arg-type]
@@ -121,7 +122,7 @@ def run_campaign(
     report, waiting = Report(seed), cases_of(count, seed, chosen)
     begun = time.monotonic()
     with selectors.DefaultSelector() as selector:
-        workers = [_Worker(selector) for _ in range(min(jobs, count))]
+        workers = [_Worker(selector, chosen) for _ in range(min(jobs, count))]
         try:
             while report.cases < count:
                 for key, _ in selector.select(timeout=1.0):
@@ -157,4 +158,4 @@ def _lost(worker: _Worker, why: str, report: Report, workers: list[_Worker], sel
     if case is None:
         raise InputError(f"a worker of the fuzzer did not start: it {why}")
     report.add({**case, "outcome": "failed", "failure": why})
-    workers.append(_Worker(selector))
+    workers.append(_Worker(selector, worker.targets))

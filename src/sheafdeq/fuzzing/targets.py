@@ -95,6 +95,8 @@ def damaged_bytes(random: Random, data: bytes) -> bytes:
 
 def prepare(folder: Path) -> None:
     """Make one run, checkpoints, and the records of a study, to be damaged later."""
+    import torch_geometric  # noqa: F401 - its first import opens a socket to see whether there is IPv6
+
     from sheafdeq.cli import main
     from sheafdeq.records import read_sealed
     from sheafdeq.registry import COMMUNITY, MODELS, build_model
@@ -537,6 +539,8 @@ TARGETS: dict[str, Target] = {
     "layout": layouts,
 }
 """Every door by name."""
+PREPARED_TARGETS = {"record", "figure", "checkpoint", "command"}
+"""Those that damage what :func:`prepare` made."""
 
 
 # ---------------------------------------------------------------------- doors that must be found open
@@ -555,9 +559,9 @@ def _trusts_sizes(random: Random, folder: Path) -> None:
 
 
 def _crashes(random: Random, folder: Path) -> None:
-    import ctypes
+    import faulthandler
 
-    ctypes.string_at(0)
+    faulthandler._sigsegv()  # type: ignore[attr-defined]
 
 
 def _writes_outside(random: Random, folder: Path) -> None:
