@@ -52,7 +52,7 @@ def test_doctor(capsys):
 
 
 def test_small_demo_holds_two_models_against_each_other_and_reports_a_missed_goal(capsys):
-    code = main(["demo", "--nodes", "60", "--epochs", "2", "--threads", "1", "--json"])
+    code = main(["demo", "--nodes", "60", "--epochs", "2", "--threads", "1", "--page", "", "--json"])
     report = json.loads(capsys.readouterr().out)
     assert code == 1
     assert report["goal_reached"] is False
@@ -66,9 +66,13 @@ def test_small_demo_holds_two_models_against_each_other_and_reports_a_missed_goa
         assert (row["status"] == "converged") == (row["residual"] <= row["tolerance"])
 
 
-def test_easy_goal_is_reached(capsys):
-    assert main(["demo", "--nodes", "60", "--epochs", "3", "--goal", "1", "--threads", "1"]) == 0
-    assert "reached" in capsys.readouterr().out
+def test_easy_goal_is_reached_and_the_demo_ends_with_a_page(capsys, tmp_path):
+    page = tmp_path / "demo.html"
+    assert main(["demo", "--nodes", "60", "--epochs", "3", "--goal", "1", "--threads", "1", "--page", str(page)]) == 0
+    out = capsys.readouterr().out
+    assert "reached" in out
+    assert f"open {page}" in out
+    assert page.read_text().count('"kind":"default"') == 2  # both models
 
 
 def test_a_users_mistake_prints_no_traceback():

@@ -48,11 +48,17 @@ def configure(commands: Any) -> None:
     parser.add_argument("--epochs", type=whole_number(1, 10**7), default=400, help="give up after this many epochs (default 400)")
     parser.add_argument("--threads", type=whole_number(1, 1024), default=None, help="threads (default: all that torch uses)")
     parser.add_argument("--nodes", type=whole_number(30, 10**6), default=1500, help="nodes of each graph (default 1500; smaller is faster)")
+    parser.add_argument(
+        "--page",
+        default="sheafdeq-demo.html",
+        metavar="FILE",
+        help="explorer page of what was trained (default sheafdeq-demo.html; '' for none)",
+    )
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train both, continue, certify, report; exit code 1 when one misses the goal."""
+    """Train both, continue, certify, report, show; exit code 1 when one misses the goal."""
     import torch
 
     from sheafdeq.training.config import TrainingConfig
@@ -72,16 +78,18 @@ def run(options: argparse.Namespace) -> int:
     }
     paper = TrainingConfig.parse({**common, "model": {"name": "sheafdeq", "options": {"shift": 1.3}}})
     cascade = recipe("cascade", {**common, "keep": "best"})
+    stage: list[tuple[str, EquilibriumModel]] = []
     report: dict[str, Any] = {
         "level": options.level,
         "seed": options.seed,
         "threads": threads,
         "goal": options.goal,
         "models": [
-            _contender("SheafDEQ, the paper's protocol", paper, options.goal),
-            _contender("Sheaf Cascade, its recipe", cascade, options.goal),
+            _contender("SheafDEQ, the paper's protocol", paper, options.goal, stage),
+            _contender("Sheaf Cascade, its recipe", cascade, options.goal, stage),
         ],
     }
+    report["page"] = _page(stage, paper, options.page) if options.page else None
     report["goal_reached"] = all(model["goal_reached"] for model in report["models"])
     if options.json:
         print(json.dumps(report, indent=2))
@@ -90,8 +98,22 @@ def run(options: argparse.Namespace) -> int:
     return 0 if report["goal_reached"] else 1
 
 
-def _contender(title: str, config: TrainingConfig, goal: float) -> dict[str, Any]:
-    """Train one model, continue it from three starts, certify it on the first test graph."""
+def _page(stage: list[tuple[str, EquilibriumModel]], config: TrainingConfig, out: str) -> str:
+    """Both models iterating on the first test graph, as a page."""
+    from pathlib import Path
+
+    from sheafdeq.cli.explore import explore_models
+    from sheafdeq.training.parts import parts_of
+    from sheafdeq.training.run import task_of
+
+    task = task_of(config)
+    return str(explore_models(stage, task, parts_of(task.test, task.objective, 1)[0], Path(out)))
+
+
+def _contender(
+    title: str, config: TrainingConfig, goal: float, stage: list[tuple[str, EquilibriumModel]]
+) -> dict[str, Any]:
+    """Train one model, continue it from three starts, certify it on the first test graph; the model joins ``stage``."""
     from sheafdeq.certificates import certify
     from sheafdeq.equilibrium import EquilibriumModel
     from sheafdeq.training.parts import parts_of
@@ -102,6 +124,7 @@ def _contender(title: str, config: TrainingConfig, goal: float) -> dict[str, Any
     seconds = time.monotonic() - start
     model, task = result.model, task_of(config)
     assert isinstance(model, EquilibriumModel)
+    stage.append((title.split(",")[0], model))
     best = result.record.metrics["validation"]["accuracy"]
     validation = float("nan") if best is None else 100 * best
     part = parts_of(task.test, task.objective, 1)[0]
@@ -186,6 +209,8 @@ def _print(report: dict[str, Any]) -> None:
         "\naccurate without a state to rest in: `sheafdeq train --recipe reliable` trains SheafDEQ to rest, `sheafdeq settle` mends a"
         "\nfinished run, and `sheafdeq certify` says in full what is proved."
     )
+    if report["page"]:
+        print(f"\nSee both iterate: open {report['page']}")
 
 
 def _rest(model: dict[str, Any]) -> str:

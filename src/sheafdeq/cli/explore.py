@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 from sheafdeq.errors import UsageError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from sheafdeq.asynchronous import Schedule
     from sheafdeq.cli.subject import Subject
     from sheafdeq.data import Split, Task
+    from sheafdeq.equilibrium import EquilibriumModel
     from sheafdeq.explorer import Scene
 
 
@@ -93,6 +96,19 @@ def write_explorer(
         actors.append(Actor(title, subject.model, subject.score, subject.exposed))
     scene = scene_of(subjects[0].task, subjects[0].split, subjects[0].graph_label)
     return explore(scene, actors, out, iterations=iterations, scale=scale, schedule=schedule, back=back, limit=limit)
+
+
+def explore_models(
+    entries: Sequence[tuple[str, EquilibriumModel]], task: Task, split: Split, out: Path, *, iterations: int = 60
+) -> Path:
+    """The explorer page of models just trained, on one split of their task; for commands that have no run directory."""
+    from sheafdeq.explorer import Actor, explore
+
+    def score(outputs: Tensor) -> float:
+        return task.score(task.metrics(outputs, split))
+
+    actors = [Actor(title, model, score) for title, model in entries]
+    return explore(scene_of(task, split, "first test"), actors, out, iterations=iterations, schedule=schedule_from("1,1"))
 
 
 def scene_of(task: Task, split: Split, label: str) -> Scene:

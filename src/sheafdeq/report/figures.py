@@ -756,13 +756,14 @@ def _number_points(figure: Figure, axis: Axes, points: Sequence[_Point], floor: 
 
     to_axes = axis.transData + axis.transAxes.inverted()
     order = sorted(points, key=lambda point: (-point.score, point.residual))
-    places = [tuple(float(v) for v in to_axes.transform((max(point.residual, floor), point.score))) for point in order]
+    corners = [to_axes.transform((max(point.residual, floor), point.score)) for point in order]
+    places = [(float(x), float(y)) for x, y in corners]
     taken = list(places)  # neither a marker nor another number may be covered
     handles = []
     for number, (point, (x, y)) in enumerate(zip(order, places, strict=True), 1):
         look = look_of(point.name)
         face = look.colour if point.diagnosed else "white"
-        shape = {"marker": _VERDICTS[point.verdict], "color": look.colour, "markerfacecolor": face, "linestyle": ""}
+        shape: dict[str, Any] = {"marker": _VERDICTS[point.verdict], "color": look.colour, "markerfacecolor": face, "linestyle": ""}
         axis.plot([x], [y], markersize=6, alpha=0.85, transform=axis.transAxes, clip_on=False, **shape)
         spots = [
             (x + ring * math.cos(angle), y + 1.6 * ring * math.sin(angle), ring)
@@ -772,7 +773,8 @@ def _number_points(figure: Figure, axis: Axes, points: Sequence[_Point], floor: 
         free = (spot for spot in spots if all(abs(spot[0] - a) > 0.021 or abs(spot[1] - b) > 0.042 for a, b in taken))
         at = next(free, spots[0])
         taken.append(at[:2])
-        line = {"arrowstyle": "-", "color": "0.5", "linewidth": 0.6, "shrinkA": 1, "shrinkB": 2} if at[2] > 0.03 else None
+        thin: dict[str, Any] = {"arrowstyle": "-", "color": "0.5", "linewidth": 0.6, "shrinkA": 1, "shrinkB": 2}
+        line = thin if at[2] > 0.03 else None
         axis.annotate(
             str(number), (x, y), at[:2], xycoords="axes fraction", textcoords="axes fraction", ha="center", va="center",
             fontsize=7.5, fontweight="bold", arrowprops=line, annotation_clip=False,
