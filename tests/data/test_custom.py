@@ -200,3 +200,10 @@ def test_csv_that_is_not_text(tmp_path):
     nodes.write_bytes(b"node,a\n\xff\xfe")
     with pytest.raises(DataError, match="not UTF-8"):
         task_from_csv(nodes, edges)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**70, 1.5, "a", True])
+def test_a_seed_that_no_generator_takes_is_named(tmp_path, seed):
+    np.savez(tmp_path / "a.npz", x=np.zeros((9, 1)), edge_index=np.zeros((2, 0), dtype=int), y=np.arange(9) % 2)
+    with pytest.raises(InputError, match="seed must be a whole number"):
+        task_from_npz(tmp_path / "a.npz", seed=seed)

@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import http.client
 import http.server
 import pickle
 import threading
@@ -175,3 +176,30 @@ def test_idx_files_that_do_not_hold_what_they_promise():
     for bad in (good[:-9], b"plain", gzip.compress(b"\x00\x00\x0d\x01"), gzip.compress(header + bytes(5)), gzip.compress(b"")):
         with pytest.raises(DataError, match=r"gzip|IDX|promises"):
             read_idx(bad)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        http.client.IncompleteRead(b"half"),
+        http.client.BadStatusLine("nonsense"),
+        http.client.LineTooLong("header"),
+        http.client.InvalidURL("control characters"),
+        TimeoutError("timed out"),
+        ConnectionResetError(104, "Connection reset by peer"),
+        ValueError("unknown url type"),
+    ],
+)
+def test_protocol_errors_of_a_download_are_named(monkeypatch, tmp_path, error):
+    import urllib.request
+
+    from sheafdeq.data.files import manifest, read_files
+
+    def fail(*arguments, **options):
+        raise error
+
+    monkeypatch.setattr(urllib.request, "urlopen", fail)
+    path = next(iter(manifest()))
+    with pytest.raises(DataError, match="could not download"):
+        read_files([path], root=tmp_path, download=True)
+    assert list(tmp_path.iterdir()) == []

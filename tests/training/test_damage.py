@@ -85,3 +85,29 @@ def test_a_pickle_is_never_opened(tmp_path):
     for read in (read_record, load_model):
         with pytest.raises(RecordError):
             read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"config": {}},
+        {"config": {"seed": "x"}},
+        {"config": {"seed": True}},
+        {"config": {"seed": 1, "task": []}},
+        {"scores": {"train": 1.0}},
+        {"timing": {"finished": 5}},
+        {"curves": {"loss": 3}},
+    ],
+)
+def test_a_record_of_another_shape_is_named(small, tmp_path, change):
+    """Tables and diagnose rely on these parts; sealing the file again does not help."""
+    from sheafdeq.cli import main
+    from sheafdeq.records import read_sealed, write_sealed
+
+    folder = train(small(), out=tmp_path).path
+    payload = read_sealed(folder / "record.json")
+    key, value = next(iter(change.items()))
+    write_sealed(folder / "record.json", {**payload, key: {**payload[key], **value} if key == "config" and value else value})
+    with pytest.raises(RecordError, match=key):
+        read_record(folder)
+    assert main(["diagnose", str(folder)]) == 1

@@ -77,6 +77,8 @@ def sums(
 
 def random_masks(n: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Disjoint masks over ``n`` rows, 60 % train, 20 % validation, the rest test, from one seeded permutation."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise InputError(f"seed must be a whole number from 0 to 2^63 - 1, got {seed!r}")
     permutation = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
     train_end, validation_end = n * 6 // 10, n * 8 // 10
     if not 0 < train_end < validation_end < n:
