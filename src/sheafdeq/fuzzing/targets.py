@@ -295,7 +295,7 @@ def figures(random: Random, folder: Path) -> None:
     chosen = {"diagnostics": ["continued", "settling", "frontier"], "async": ["async"]}[kind]
     try:
         for drawing in draw_all(read_sources(folder), [random.choice(chosen)]):
-            drawing.figure.savefig(io.BytesIO(), format="svg")
+            drawing.figure.draw_without_rendering()  # lays out and parses every text
     finally:
         plt.close("all")
 
