@@ -427,3 +427,19 @@ def test_messages_are_not_executed(tmp_path: Any) -> None:
         with pytest.raises(WorkerError, match="not a message"):
             Message.decode(data)
     assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_time_can_be_over(mode: str) -> None:
+    """A slow part, half a second: the state that is returned is the one whose residual is reported."""
+    model, graph = built("ignn"), random_graph(50, 160, undirected=True)
+    begun = time.monotonic()
+    found = infer(
+        model, graph, 3, mode=mode, engine="in-process", steps=10**6, tolerance=1e-30, seconds=0.5, slowdown={0: 5.0}, state=True,
+        pace=Pace(report_seconds=0.0),
+    )  # fmt: skip
+    assert time.monotonic() - begun < 30
+    assert found.solution.status is Status.MAX_STEPS
+    with torch.no_grad():
+        residual = model.solver.stopping.distance(model.step(found.solution.value, model.prepare(graph)), found.solution.value)
+    assert float(residual.max()) == pytest.approx(found.solution.residual, rel=1e-6, abs=1e-15)

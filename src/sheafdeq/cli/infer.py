@@ -53,7 +53,8 @@ def configure(commands: Any) -> None:
     how.add_argument("--damping", type=float, help="share of every step in (0, 1] (default: the model's own)")
     how.add_argument("--staleness", type=int, default=4, metavar="TAU", help="async: rounds a message may be late (default 4)")
     how.add_argument("--on-late", choices=["wait", "report"], default="wait", help="async: keep the bound, or exceed it and count")
-    how.add_argument("--slow", action="append", default=[], metavar="PART=FACTOR", help="async: slow a part down, to see what happens")
+    how.add_argument("--seconds", type=float, metavar="S", help="stop at the next judged state after S seconds, converged or not")
+    how.add_argument("--slow", action="append", default=[], metavar="PART=FACTOR", help="slow a part down, to see what happens")
     how.add_argument("--loss", type=float, default=0.0, help="share of messages to lose on purpose")
     how.add_argument("--duplication", type=float, default=0.0, help="share of messages to send twice")
     how.add_argument("--delay", type=int, default=0, help="hold messages up to so many turns, so that they overtake each other")
@@ -91,7 +92,9 @@ def run(options: argparse.Namespace) -> int:
         mode=options.mode,
         engine=options.engine,
         solver=_solver(options, model, Picard),
-        pace=Pace(staleness=options.staleness, on_late=options.on_late, slowdown=_slowdowns(options.slow)),
+        pace=Pace(staleness=options.staleness, on_late=options.on_late),
+        slowdown=_slowdowns(options.slow),
+        seconds=options.seconds,
         method=options.partition,
         yardstick=yardstick,
         watch=progress,
@@ -109,7 +112,7 @@ def run(options: argparse.Namespace) -> int:
 
         draw_parts(record, options.figure)
     print(json.dumps(record) if options.json else _summary(record))
-    return 0 if result.solution.converged or options.horizon is not None else 1
+    return 0 if result.solution.converged or options.horizon is not None or options.seconds is not None else 1
 
 
 def _check_output(options: argparse.Namespace) -> None:
@@ -266,7 +269,7 @@ def _record(options: argparse.Namespace, subject: Subject, result: Inference, *,
         "infer", subject, parts=options.parts, mode=options.mode, engine=options.engine, split=options.split, graph=options.graph,
         steps=options.steps, tolerance=options.tolerance, staleness=options.staleness, on_late=options.on_late,
         slow=options.slow, loss=options.loss, duplication=options.duplication, delay=options.delay, damping=options.damping,
-        horizon=options.horizon, double=options.double, partition=options.partition,
+        horizon=options.horizon, seconds=options.seconds, double=options.double, partition=options.partition,
     )  # fmt: skip
     facts = {**subject.facts(), **result.record}
     if own:

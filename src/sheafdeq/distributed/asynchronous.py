@@ -11,6 +11,7 @@ within tolerance. Quiet parts only decide when asking is worth while; updating g
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,7 +70,7 @@ class _Course:
     epoch: int = 0
     measured: dict[int, Message] = field(default_factory=dict)
     pending: bool = False
-    final: bool = False  # the snapshot under way began when nobody was moving any more
+    final: bool = False  # the snapshot under way is the last: nobody moves any more, or the time is over
     last_round: int = -1  # of the slowest part at the last snapshot
     patience: int = 0  # times the driver has looked since the last snapshot
     back: set[int] = field(default_factory=set)  # parts that are being replaced
@@ -113,25 +114,36 @@ class _Judge:
 
 
 def solve_asynchronously(
-    team: Team, solver: Picard, pace: Pace, *, fetch: tuple[str, ...] = (), **preparation: Any
+    team: Team,
+    solver: Picard,
+    pace: Pace,
+    *,
+    fetch: tuple[str, ...] = (),
+    seconds: float | None = None,
+    **preparation: Any,
 ) -> Outcome:
-    """Run until a snapshot is within tolerance, nothing improves any more, or every part has made ``solver.steps`` rounds.
+    """Run until a snapshot is within tolerance, nothing improves any more, every part has made ``solver.steps`` rounds, or the
+    time is over.
 
     ``residuals`` of the solution are those of the snapshots, each exact. A worker that dies at any moment is replaced and
     goes on from its kept state; if it takes the judged state along before that was fetched, everyone runs on.
     """
     stopping = solver.stopping
-    for part in pace.slowdown:
-        if not 0 <= part < team.count:
-            raise InputError(f"there is no part {part} to slow down: parts are numbered 0 to {team.count - 1}")
-    team.prepare(damping=solver.damping, undamped=solver.undamped, distance=stopping.distance.name, **preparation)
+    deadline = None if seconds is None else time.monotonic() + seconds
+    team.prepare(
+        damping=solver.damping,
+        undamped=solver.undamped,
+        distance=stopping.distance.name,
+        slowdown=pace.slowdown,
+        **preparation,
+    )
     everyone = range(team.count)
     course = _Course(dict.fromkeys(everyone, 0), dict.fromkeys(everyone, float("inf")))
     judge = _Judge(stopping, team.num_graphs)
     while True:
         for part in everyone:
             _run(team, part, solver, pace)
-        statuses, residual, metric = _until_judged(course, team, judge, solver, pace)
+        statuses, residual, metric = _until_judged(course, team, judge, solver, pace, deadline)
         pieces = _fetch(course, team, fetch)
         if pieces is not None:
             break
@@ -151,7 +163,9 @@ def solve_asynchronously(
     return Outcome(solution, metric, team.assemble(pieces, fetch))
 
 
-def _until_judged(course: _Course, team: Team, judge: _Judge, solver: Picard, pace: Pace) -> Ended:
+def _until_judged(
+    course: _Course, team: Team, judge: _Judge, solver: Picard, pace: Pace, deadline: float | None
+) -> Ended:
     while True:
         for part, report in team.listen():
             _note(course, team, part, report, solver, pace)
@@ -159,8 +173,9 @@ def _until_judged(course: _Course, team: Team, judge: _Judge, solver: Picard, pa
             ended = _judge_snapshot(course, team, judge)
             if ended is not None:
                 return ended
-        if not course.pending and _worth_while(course, team, solver.stopping, pace):
-            _begin_snapshot(course, team)
+        late = deadline is not None and time.monotonic() > deadline
+        if not course.pending and (_worth_while(course, team, solver.stopping, pace) or (late and not course.back)):
+            _begin_snapshot(course, team, final=late)
 
 
 def _run(team: Team, part: int, solver: Picard, pace: Pace) -> None:
@@ -170,7 +185,6 @@ def _run(team: Team, part: int, solver: Picard, pace: Pace) -> None:
         "on_late": pace.on_late,
         "report_seconds": pace.report_seconds,
         "keep_every": pace.keep_every,
-        "slowdown": float(pace.slowdown.get(part, 1.0)),
         "quiet": 0.01 * (solver.tolerance or 0.0),
     }
     team.engine.tell(part, Message("run", fields))
@@ -213,10 +227,10 @@ def _worth_while(course: _Course, team: Team, stopping: Stopping, pace: Pace) ->
     return since >= pace.snapshot_rounds or (quiet and (since >= 1 or course.patience > 10))
 
 
-def _begin_snapshot(course: _Course, team: Team) -> None:
+def _begin_snapshot(course: _Course, team: Team, *, final: bool) -> None:
     course.epoch += 1
     course.pending, course.measured = True, {}
-    course.final = course.broken is not None or len(course.exhausted) == team.count
+    course.final = final or course.broken is not None or len(course.exhausted) == team.count
     course.last_round = course.slowest
     course.patience = 0
     team.tell_all(Message("snapshot", {"epoch": course.epoch}))

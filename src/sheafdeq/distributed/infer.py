@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -109,6 +109,8 @@ def infer(
     yardstick: Yardstick | None = None,
     state: bool = False,
     watch: Watcher | None = None,
+    seconds: float | None = None,
+    slowdown: Mapping[int, float] | None = None,
     **engine_options: Any,
 ) -> Inference:
     """Solve in parts and read out.
@@ -126,6 +128,8 @@ def infer(
         yardstick: a proved rate, for the bound (:func:`~sheafdeq.distributed.yardstick.yardstick_for`).
         state: return the state, too.
         watch: called between reports.
+        seconds: stop at the next judged state after this time, converged or not.
+        slowdown: parts that take so many times as long, to see what happens.
         engine_options: ``threads``, ``faults``, ``seed``, ``ray_address``.
     """
     checked_model(model)
@@ -134,7 +138,8 @@ def infer(
     rows = [part.nodes for part in team_parts]
     return infer_parts(
         model, team_parts, mode=mode, engine=engine, solver=solver, steps=steps, tolerance=tolerance, pace=pace,
-        yardstick=yardstick, state=state, watch=watch, rows=rows, start=initial_state, facts=facts, **engine_options,
+        yardstick=yardstick, state=state, watch=watch, rows=rows, start=initial_state, facts=facts, seconds=seconds,
+        slowdown=slowdown, **engine_options,
     )  # fmt: skip
 
 
@@ -155,6 +160,8 @@ def infer_parts(
     rows: list[Tensor] | None = None,
     start: Tensor | None = None,
     facts: dict[str, Any] | None = None,
+    seconds: float | None = None,
+    slowdown: Mapping[int, float] | None = None,
     **engine_options: Any,
 ) -> Inference:
     """The same for parts that are there already, or in files that only their workers read.
@@ -171,12 +178,15 @@ def infer_parts(
     chosen = model.judged(checked_solver(solver if solver is not None else default_solver(model, steps, tolerance)))
     fetch = (("outputs",) if outputs else ()) + (("state",) if state else ())
     making = engine if callable(engine) else _maker(engine, engine_options)
-    preparation = {"yardstick": yardstick, "rows": rows, "start": start}
+    preparation: dict[str, Any] = {"yardstick": yardstick, "rows": rows, "start": start, "seconds": seconds}
+    freedom = pace or Pace()
+    if slowdown:
+        freedom = replace(freedom, slowdown=slowdown)
     with Team(making(parts, model), watch=watch) as team:
         if mode == "sync":
-            outcome = solve_synchronously(team, chosen, fetch=fetch, **preparation)
+            outcome = solve_synchronously(team, chosen, fetch=fetch, slowdown=freedom.slowdown, **preparation)
         else:
-            outcome = solve_asynchronously(team, chosen, pace or Pace(), fetch=fetch, **preparation)
+            outcome = solve_asynchronously(team, chosen, freedom, fetch=fetch, **preparation)
         journal = team.journal
         name = team.engine.name
     solution = outcome.solution
@@ -191,7 +201,6 @@ def infer_parts(
         **journal.to_json(),
     }
     if mode == "async":
-        freedom = pace or Pace()
         record["staleness_bound"], record["on_late"] = freedom.staleness, freedom.on_late
     return Inference(outcome.tensors.get("outputs", solution.value[:, :0]), solution, record)
 

@@ -8,6 +8,7 @@ the same code as in one process, and the driver never holds a state.
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from sheafdeq.distances import Distance
 from sheafdeq.distributed.message import Message
 from sheafdeq.distributed.team import Outcome, Team
 from sheafdeq.errors import InputError, WorkerError
-from sheafdeq.solvers import Picard
+from sheafdeq.solvers import Picard, Solution, Status
 from sheafdeq.solvers.iterate import iterate
 
 __all__ = ["Lost", "StandIn", "checked_solver", "solve_synchronously"]
@@ -37,6 +38,10 @@ def checked_solver(solver: Any) -> Picard:
 
 class Lost(Exception):
     """A worker came back without what it had of the present pass, which must begin again."""
+
+
+class _TimeOver(Exception):
+    """No further step may begin."""
 
 
 class StandIn:
@@ -61,6 +66,8 @@ class StandIn:
         self.residual = torch.zeros(team.num_graphs, dtype=team.dtype)
         self.metric: Tensor | None = None
         self.number = first - 1
+        self.trace: list[float] = []
+        self.deadline: float | None = None
 
     def start(self, state: Tensor, graph_of_node: Tensor | None, num_graphs: int) -> None:
         """No memory."""
@@ -71,11 +78,14 @@ class StandIn:
 
     def function(self, state: Tensor) -> Tensor:
         """Have the map evaluated everywhere; rows of broken graphs are NaN."""
+        if self.deadline is not None and self.trace and time.monotonic() > self.deadline:
+            raise _TimeOver
         self.number += 1
         active = self.unsettled(state)
         reports = self._everyone(self.command, self.answer, active)
         self.residual = torch.stack([report.tensors["residual"] for report in reports]).amax(0)
         broken = torch.stack([report.tensors["broken"] for report in reports]).any(0)
+        self.trace.append(float(self.residual.max()) if len(self.residual) else 0.0)
         if "metric" in reports[0].tensors:
             self.metric = torch.stack([report.tensors["metric"] for report in reports]).amax(0)
         image = state.clone()
@@ -134,7 +144,7 @@ class StandIn:
 
 
 def solve_synchronously(
-    team: Team, solver: Picard, *, fetch: tuple[str, ...] = (), **preparation: Any
+    team: Team, solver: Picard, *, fetch: tuple[str, ...] = (), seconds: float | None = None, **preparation: Any
 ) -> Outcome:
     """The solution that one process would find, and what is to be fetched of it (``outputs``, ``state``).
 
@@ -142,22 +152,27 @@ def solve_synchronously(
     which gives the same numbers.
     """
     stopping = solver.stopping
+    deadline = None if seconds is None else time.monotonic() + seconds
     for _ in range(MOST_SOLVES):
         team.prepare(
             damping=solver.damping, undamped=solver.undamped, distance=stopping.distance.name, **preparation
         )
         stand_in = StandIn(team)
+        stand_in.deadline = deadline
         # A stand-in has no digits to round otherwise.
         judged = replace(stopping, distance=Distance(stopping.distance.name, stand_in.measure), probe=False)
         try:
-            solution = iterate(
-                stand_in.function,
-                stand_in.moved,
-                stand_in,
-                judged,
-                graph_of_node=torch.arange(team.num_graphs),
-                num_graphs=team.num_graphs,
-            )
+            try:
+                solution = iterate(
+                    stand_in.function,
+                    stand_in.moved,
+                    stand_in,
+                    judged,
+                    graph_of_node=torch.arange(team.num_graphs),
+                    num_graphs=team.num_graphs,
+                )
+            except _TimeOver:
+                solution = _cut_short(stand_in, solver)
             tensors = stand_in.settle(solution.value, fetch)
         except Lost:
             team.journal.event("restarted", why="a worker came back without its state")
@@ -165,3 +180,24 @@ def solve_synchronously(
         solution.value = torch.empty(0, team.prepared[0]["width"], dtype=team.dtype)
         return Outcome(solution, stand_in.metric, tensors)
     raise WorkerError(f"workers lost their states in {MOST_SOLVES} attempts: the run is given up")
+
+
+def _cut_short(stand_in: StandIn, solver: Picard) -> Solution:
+    """The state of the last evaluation, whose residual is therefore known."""
+    tolerance = solver.tolerance
+    statuses = tuple(
+        Status.CONVERGED if tolerance is not None and value <= tolerance else Status.MAX_STEPS
+        for value in stand_in.residual.tolist()
+    )
+    return Solution(
+        value=stand_in.moved,
+        status=Status.worst(statuses),
+        steps=stand_in.number,
+        evaluations=stand_in.number + 1,
+        residuals=stand_in.trace,
+        distance=solver.stopping.distance.name,
+        tolerance=tolerance,
+        graph_status=statuses,
+        graph_residual=stand_in.residual,
+        graph_steps=stand_in.moved.squeeze(1).to(torch.int64),
+    )

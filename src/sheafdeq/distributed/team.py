@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,12 +127,17 @@ class Team:
         training: bool = False,
         gradient: str | None = None,
         seed: int | None = None,
+        slowdown: Mapping[int, float] | None = None,
     ) -> None:
         """Begin a solve: everyone computes its context and start.
 
         ``rows[p]``: the nodes of part p in the whole graph, needed to divide ``start`` and the yardstick's weights.
         ``gradient``: record the pass for an ``unrolled`` or ``implicit`` gradient. ``seed``: of what parts draw while training.
+        ``slowdown[p]``: part p takes so many times as long as it needs.
         """
+        for part in slowdown or {}:
+            if not 0 <= part < self.count:
+                raise InputError(f"there is no part {part} to slow down: parts are numbered 0 to {self.count - 1}")
         self.solve += 1
         fields: dict[str, Any] = {
             "solve": self.solve,
@@ -152,7 +157,8 @@ class Team:
                 tensors["start"] = start[rows[part]]
             if yardstick is not None and yardstick.weights is not None and rows is not None:
                 tensors["weights"] = yardstick.weights[rows[part]]
-            message = self.preparations[part] = Message("prepare", fields, tensors)
+            factor = float((slowdown or {}).get(part, 1.0))
+            message = self.preparations[part] = Message("prepare", {**fields, "slowdown": factor}, tensors)
             self.engine.tell(part, message)
         for part, message in enumerate(self._gather("prepared")):
             self.prepared[part] = message.fields

@@ -86,7 +86,6 @@ class _Run:
     staleness: int
     report_late: bool
     report_seconds: float
-    slowdown: float  # a round takes this many times as long as it needs
     keep_every: int
     quiet: float  # below this residual a part that reports late reads waits for news instead of repeating itself
     last_report: float = 0.0
@@ -140,6 +139,7 @@ class Worker:
         self.last_send = 0.0
         self.waiting_since = 0.0  # of the synchronous step under way
         self.metric: tuple[str, int, Tensor | None] | None = None
+        self.slowdown = 1.0  # a round takes this many times as long as it needs (a slow machine, for studies)
         self.gradient: str | None = None  # unrolled or implicit while a forward pass is recorded
         self.tape: Tape | None = None
         self.piece: Piece | None = None  # the last recorded evaluation, until its proposal is taken over or dropped
@@ -213,6 +213,7 @@ class Worker:
             raise InputError(f"the start of part {self.part.number} must be {tuple(start[:own].shape)}, got {tuple(self.state.shape)}")
         self.halo = start[own:].clone()
         self.solver = Picard(steps=0, damping=fields["damping"], undamped=fields["undamped"])
+        self.slowdown = fields.get("slowdown", 1.0)
         self.distance = distance_by_name(fields["distance"])
         self.metric = None
         if fields.get("metric") is not None:
@@ -364,7 +365,8 @@ class Worker:
         wanted = version_of(self.solve, number)
         if any(self.heard.get(owner) != wanted for owner in self.part.owners):
             return []
-        self.counters.waited += time.monotonic() - self.waiting_since
+        begun = time.monotonic()
+        self.counters.waited += begun - self.waiting_since
         self.stepping = None
         if not evaluate:
             return [Message("settled", self._facts())]
@@ -375,6 +377,8 @@ class Worker:
         else:
             self.image = self._step(self.state, self.halo)
         self.counters.rounds += 1
+        if self.slowdown > 1:
+            time.sleep((self.slowdown - 1) * (time.monotonic() - begun))
         self._note_staleness(number)
         if self.tape is None:  # a recorded pass cannot be taken up again: it begins anew
             self.mail.keep(wanted, self.state, self.image)
@@ -390,7 +394,6 @@ class Worker:
             fields["staleness"],
             fields["on_late"] == "report",
             fields["report_seconds"],
-            fields["slowdown"],
             fields["keep_every"],
             fields["quiet"],
         )
@@ -437,9 +440,9 @@ class Worker:
         if run.keep_every and self.round % run.keep_every == 0:
             self.mail.keep(version_of(self.solve, self.round), self.state)
         self._publish(Kind.HALO, version_of(self.solve, self.round), self.state)
-        if run.slowdown > 1:
+        if self.slowdown > 1:
             after = time.monotonic()
-            run.wake = after + (run.slowdown - 1) * (after - now)
+            run.wake = after + (self.slowdown - 1) * (after - now)
         return self._progress(run, time.monotonic())
 
     def _note_staleness(self, number: int, bound: int | None = None) -> None:
