@@ -24,7 +24,13 @@ def recurrences() -> list[str]:
     return [name for name in MODELS if isinstance(build_model(name, SMALL), EquilibriumModel)]
 
 
-LOCAL = [name for name in recurrences() if hasattr(build_model(name, SMALL), "local_step")]
+def runs_in_parts(name: str) -> bool:
+    """Models that say otherwise are refused (a test)."""
+    model = build_model(name, SMALL)
+    return hasattr(model, "local_step") and getattr(model, "local_prepare", True)
+
+
+LOCAL = [name for name in recurrences() if runs_in_parts(name)]
 
 
 def random_graph(

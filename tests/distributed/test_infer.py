@@ -11,6 +11,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -375,10 +376,20 @@ def test_odd_shapes(shape: str, mode: str) -> None:
 # ---------------------------------------------------------------------- bad input
 
 
+class Looking(LinearAverage):
+    """Subtracts the mean of all nodes: no part knows it."""
+
+    def prepare(self, graph: Graph) -> Any:
+        context = super().prepare(graph)
+        return replace(context, drive=context.drive - context.drive.mean(0))
+
+
 def test_bad_input_is_named_before_work_starts() -> None:
     graph, model = random_graph(), built("ignn")
     cases: list[tuple[Callable[[], Any], str]] = [
         (lambda: infer(built("energygnn"), graph, 2), "no local_step"),
+        (lambda: infer(built("sheaf-relay"), graph, 2), "local_prepare is False"),
+        (lambda: infer(Looking(3, 1).double(), graph, 2), "looks beyond"),
         (lambda: infer(MLP(3, 2).double(), graph, 2), "not an equilibrium"),  # type: ignore[arg-type]
         (lambda: infer(model, graph, 41), "at most 40"),
         (lambda: infer(model, graph, torch.zeros(3, dtype=torch.int64)), "each of the 40 nodes"),
@@ -415,7 +426,7 @@ def test_an_error_in_a_worker_reaches_the_caller() -> None:
             raise RuntimeError("on purpose")
 
     with pytest.raises(WorkerError, match=r"part \d: RuntimeError: on purpose"):
-        infer(Failing(3, 1).double(), random_graph(), 2, engine="in-process")
+        infer_parts(Failing(3, 1).double(), cut_graph(random_graph(), torch.arange(40) % 2), engine="in-process")
 
 
 def test_messages_are_not_executed(tmp_path: Any) -> None:

@@ -20,7 +20,7 @@ from sheafdeq.adjoints import Implicit, Unrolled
 from sheafdeq.data.graph import Graph
 from sheafdeq.distances import SUP, Distance
 from sheafdeq.distributed.engine import Engine, PartSource
-from sheafdeq.distributed.infer import divide, engine_for
+from sheafdeq.distributed.infer import check_parts, divide, engine_for
 from sheafdeq.distributed.message import Message
 from sheafdeq.distributed.synchronous import Lost, StandIn, checked_solver
 from sheafdeq.distributed.team import Team
@@ -93,6 +93,7 @@ class Partitioned:
                 self.model.prepare(graph)  # models may take note of the graph (IGNN: its spectral radius)
             choice = self.parts if isinstance(self.parts, int) else self.parts(graph)
             parts, _ = divide(graph, choice, method=self.method)
+            check_parts(self.model, graph, parts)
             standing = self.model.__dict__.pop("run", None)  # workers get the model itself, not what stands before it
             try:
                 team = Team(self.making(parts, self.model))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sheafdeq.data.graph import Graph
@@ -26,6 +27,8 @@ from sheafdeq.solvers import Picard, Solution, Solver
 
 __all__ = ["ENGINES", "Inference", "divide", "engine_for", "infer", "infer_parts"]
 
+LARGEST_TRIAL = 20_000
+"""Nodes up to which a model from elsewhere is tried on its parts before work starts."""
 ENGINES = ("local", "ray", "in-process")
 MODES = ("sync", "async")
 
@@ -69,6 +72,33 @@ def divide(graph: Graph, parts: int | Tensor | Sequence[int], *, method: str = "
         "halo_rows": sum(len(part.halo) for part in cut),
     }
     return cut, facts
+
+
+@torch.no_grad()
+def check_parts(model: EquilibriumModel, graph: Graph, parts: Sequence[Part]) -> None:
+    """Do the parts of a small graph step as the whole does? :class:`InputError` for a model that looks further.
+
+    Models of this package are held to that by tests; for others nothing but a trial can tell. Large graphs are not tried.
+    """
+    if type(model).__module__.startswith("sheafdeq.") or graph.num_nodes > LARGEST_TRIAL:
+        return
+    training = model.training
+    model.eval()
+    context = model.prepare(graph)
+    state = model.step(model.initial_state(context), context)
+    whole = model.step(state, context)
+    worst = 0.0
+    for part in parts:
+        rows = torch.cat([state[part.nodes], state[part.halo]])
+        image = model.step(rows, model.prepare(part.graph))[: part.own]
+        scale = whole[part.nodes].abs().max().clamp(min=1.0) if part.own else torch.ones(())
+        worst = max(worst, float(((image - whole[part.nodes]).abs().nan_to_num() / scale).max()))
+    model.train(training)
+    if worst > 1e3 * torch.finfo(state.dtype).eps * max(1, graph.num_edges) ** 0.5:
+        raise InputError(
+            f"parts of this graph do not compute what the whole does with {type(model).__name__} (difference {worst:.2g} after one "
+            "step): its prepare or step looks beyond a node's incoming edges; set local_prepare = False on it, or make it local"
+        )
 
 
 def engine_for(
@@ -135,6 +165,7 @@ def infer(
     checked_model(model)
     model.check(graph)
     team_parts, facts = divide(graph, parts, method=method)
+    check_parts(model, graph, team_parts)
     rows = [part.nodes for part in team_parts]
     return infer_parts(
         model, team_parts, mode=mode, engine=engine, solver=solver, steps=steps, tolerance=tolerance, pace=pace,

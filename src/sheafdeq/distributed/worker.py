@@ -50,6 +50,11 @@ def checked_model(model: Any) -> EquilibriumModel:
             f"{name} has no local_step: its update needs more than the incoming edges of a node, so a part cannot "
             "compute it alone; use a model with local_step"
         )
+    if not getattr(model, "local_prepare", True):
+        raise InputError(
+            f"{name} prepares from more of the graph than a node's incoming edges (its local_prepare is False), "
+            "so a part cannot prepare alone; run it in one process"
+        )
     return model
 
 

@@ -70,6 +70,8 @@ class SheafRelay(EquilibriumModel):
     into a node. Self-loops carry nothing.
     """
 
+    local_prepare = False  # the 2-core and the speakers before a source are not in a node's incoming edges
+
     def __init__(
         self,
         in_channels: int,
