@@ -21,7 +21,8 @@ ALLOWED = {
     "solvers": {"distances", "errors"},
     "adjoints": {"solvers", "distances", "errors"},
     "equilibrium": {"data", "distances", "recurrence", "solvers", "adjoints", "errors"},
-    "kernels": {"data", "recurrence", "errors"},
+    "threads": {"errors"},
+    "kernels": {"data", "recurrence", "errors", "threads"},
     "models": {"data", "recurrence", "solvers", "adjoints", "equilibrium", "kernels", "distances", "theory", "errors"},
     "theory": {"data", "recurrence", "solvers", "models", "distances", "errors"},  # of models only the operator
     "testing": {"data", "recurrence", "solvers", "adjoints", "equilibrium", "models", "distances", "errors"},
@@ -33,7 +34,7 @@ ALLOWED = {
     },
     "training": {
         "data", "equilibrium", "registry", "records", "regular_file", "options", "solvers", "adjoints", "recurrence", "distances", "errors",
-        "models", "identity",
+        "models", "identity", "threads",
     },
     "report": {"records", "regular_file", "printable", "options", "errors"},
     "explorer": {

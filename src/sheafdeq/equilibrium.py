@@ -191,7 +191,7 @@ class EquilibriumModel(GraphModel):
             if initial_state.shape != start.shape or initial_state.dtype != start.dtype:
                 got, need = (f"{tuple(t.shape)} {t.dtype}" for t in (initial_state, start))
                 raise InputError(f"the initial state must be {need} for this model and graph, got {got}")
-            start = initial_state
+            start = self._representable(initial_state)
 
         def function(state: Tensor) -> Tensor:
             return self.step(state, context)
@@ -204,6 +204,16 @@ class EquilibriumModel(GraphModel):
         if not torch.is_grad_enabled():
             return solver.solve(function, start, **options)
         return (adjoint or self.adjoint).solve(function, start, solver, **options)
+
+    def _representable(self, start: Tensor) -> Tensor:
+        """A positive start of a guaranteed model, moved to where products with it neither overflow nor vanish.
+
+        (2^-100 to 2^100 in float32.) Its first step lands in the invariant box from anywhere.
+        """
+        if not self.guaranteed:
+            return start
+        exponent = 100 if start.dtype == torch.float32 else 900
+        return torch.where(start > 0, start.clamp(2.0**-exponent, 2.0**exponent), start)
 
     def run(self, graph: Graph, **options: Any) -> Output:
         """Solve on a checked graph and read out.

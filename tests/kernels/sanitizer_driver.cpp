@@ -122,7 +122,11 @@ template <class T, int D> double blocks_once(int d, int q, int h, std::int64_t n
   maps.source_hidden = source, maps.target_hidden = target, maps.edge_hidden = edge;
   maps.source_hidden_stride = maps.target_hidden_stride = maps.edge_hidden_stride = hidden;
   for (int map = 0; map < 2; map++) maps.weight_of_map[map] = weight + map * dd * hidden, maps.bias_of_map[map] = bias + map * dd;
-  if (sizes) maps.sizes = size, maps.sizes_grad = size_grad;
+  Buffer<T> minus_maps(e * dd), minus_own(n * dd), minus_maps_grad(e * dd), minus_own_grad(n * dd);
+  if (sizes) {
+    maps.sizes = size, maps.sizes_grad = size_grad, maps.minus_blocks = minus_maps, maps.minus_diagonal = minus_own;
+    maps.minus_blocks_grad = minus_maps_grad, maps.minus_diagonal_grad = minus_own_grad;
+  }
   maps.blocks = blocks, maps.diagonal = diagonal, maps.blocks_grad = blocks_grad, maps.diagonal_grad = diagonal_grad;
   maps.slot = slot, maps.source_grad = source_grad, maps.target_hidden_grad = target_grad, maps.edge_hidden_grad = edge_grad;
   maps.source_grad_stride = maps.target_hidden_grad_stride = maps.edge_hidden_grad_stride = hidden;
@@ -136,12 +140,12 @@ template <class T, int D> double blocks_once(int d, int q, int h, std::int64_t n
   pass.d = d, pass.channels = channels, pass.parts = 2, pass.gate = sizes ? Gate::tanh : Gate::balance, pass.floor = T(0.01);
   pass.step_channels = q, pass.source = layout.source.data(), pass.pointer = layout.pointer.data(), pass.slot = slot;
   Buffer<T> values(n * width), product(n * width), base(n * d * q), step(n * d * q), step_grad(n * d * q), product_grad(n * width);
-  Buffer<T> values_grad(rows * width), size_blocks(e * dd), size_diagonal(n * dd), size_blocks_grad(e * dd), size_diagonal_grad(n * dd);
+  Buffer<T> values_grad(rows * width), minus_blocks(e * dd), minus_diagonal(n * dd), minus_blocks_grad(e * dd), minus_diagonal_grad(n * dd);
   pass.blocks = blocks, pass.diagonal = diagonal, pass.values = values, pass.product = product, pass.base = base, pass.step = step;
   pass.step_grad = step_grad, pass.product_grad = product_grad, pass.values_grad = values_grad;
   pass.blocks_grad = blocks_grad, pass.diagonal_grad = diagonal_grad;
-  if (sizes) pass.size_blocks = size_blocks, pass.size_diagonal = size_diagonal;
-  if (sizes) pass.size_blocks_grad = size_blocks_grad, pass.size_diagonal_grad = size_diagonal_grad;
+  if (sizes) pass.minus_blocks = minus_blocks, pass.minus_diagonal = minus_diagonal;
+  if (sizes) pass.minus_blocks_grad = minus_blocks_grad, pass.minus_diagonal_grad = minus_diagonal_grad;
   each_share(scratch.get(), nullptr, [&](const EdgeShare<T>& share) { ProductKernel<T, D>::forward(pass, share); });
   ProductKernel<T, D>::nodes(pass, 0, n);
   each_share(scratch.get(), nullptr, [&](const EdgeShare<T>& share) { ProductKernel<T, D>::backward(pass, share); });

@@ -14,9 +14,9 @@ from kernels.test_edge_step import TOLERANCE, disagreement, needs_native, random
 from sheafdeq.data.graph import Graph
 from sheafdeq.errors import InputError
 from sheafdeq.kernels import EdgeLayout, use_kernel
-from sheafdeq.kernels.blocks import native_blocks, native_gated_step
+from sheafdeq.kernels.blocks import native_blocks, native_gated_step, native_split_blocks
 from sheafdeq.kernels.native_module import native_module
-from sheafdeq.models.blocks import edge_product, gated_map, generate, incidence_of, propagate, reweighted
+from sheafdeq.models.blocks import edge_product, gated_map, generate, generate_parts, incidence_of, propagate, reweighted
 from sheafdeq.models.split import GATES, Gate
 from sheafdeq.recurrence import Incidence
 
@@ -31,13 +31,15 @@ def draw(seed: int, dtype: torch.dtype, *shapes: tuple[int, ...], scale: float =
 def generation(graph: Graph, d: int, h: int, seed: int, dtype: torch.dtype, bounded: bool) -> list[Tensor]:
     n, e = graph.num_nodes, graph.num_edges
     tensors = draw(seed, dtype, (n, h), (n, h), (e, h), (2 * d * d, h), (2 * d * d,), (e, 2, d, d))
-    return tensors if bounded else tensors[:5]
+    return [*tensors[:5], tensors[5].detach().abs().requires_grad_()] if bounded else tensors[:5]
 
 
-def generated(tensors: list[Tensor], incidence: Incidence) -> Tensor:
-    sizes = tensors[5] if len(tensors) > 5 else None
-    blocks, diagonal = generate(*tensors[:5], incidence, sign=1 if sizes is None else -1, softening=1e-3, sizes=sizes)
-    return torch.cat([blocks.reshape(-1), diagonal.reshape(-1)])
+def generated(tensors: list[Tensor], incidence: Incidence, sign: int = -1) -> Tensor:
+    if len(tensors) > 5:
+        parts = [tensor for part in generate_parts(*tensors, incidence, sign=sign) for tensor in part]  # type: ignore[arg-type]
+    else:
+        parts = list(generate(*tensors, incidence, sign=1, softening=1e-3))
+    return torch.cat([tensor.reshape(-1) for tensor in parts])
 
 
 def stepping(graph: Graph, d: int, q: int, seed: int, dtype: torch.dtype, sizes: bool) -> list[Tensor]:
@@ -45,13 +47,14 @@ def stepping(graph: Graph, d: int, q: int, seed: int, dtype: torch.dtype, sizes:
     state, base, mixing, blocks, diagonal, stalk = draw(seed, dtype, (n, d * q), (n, d * q), (q, q), (e, d, d), (n, d, d), (d, d))
     tensors = [state.detach().exp().requires_grad_(), base, mixing, blocks, diagonal]
     if sizes:
+        tensors[3:] = [x.detach().abs().requires_grad_() for x in tensors[3:]]
         tensors += [stalk, *(x.detach().abs().requires_grad_() for x in draw(seed + 1, dtype, (e, d, d), (n, d, d)))]
     return tensors
 
 
 def stepped(tensors: list[Tensor], incidence: Incidence, gate: Gate) -> Tensor:
     state, base, mixing, blocks, diagonal, *rest = tensors
-    options: dict[str, Any] = {"stalk_mixing": rest[0], "sizes": (rest[1], rest[2])} if rest else {}
+    options: dict[str, Any] = {"stalk_mixing": rest[0], "minus": (rest[1], rest[2])} if rest else {}
     return gated_map(blocks, diagonal, mixing, base, gate, incidence, **options)(state)
 
 
@@ -214,7 +217,7 @@ def test_other_weights_on_the_same_edges() -> None:
 def test_a_gate_of_ones_own_is_applied_in_pytorch() -> None:
     graph = random_graph(6, 20, 6)
     tensors = stepping(graph, 2, 3, 6, torch.float64, False)
-    own = Gate("own", lambda p, g: p.sin() * g, GATES["tanh"].coefficient)
+    own = Gate("own", lambda plus, minus: plus.sin() * minus, GATES["tanh"].coefficient)
     ours, theirs = both(stepped, tensors, incidence_of(graph), own)
     assert disagreement(ours, theirs) < 1e-11
 
@@ -228,7 +231,7 @@ def test_wrong_shapes_and_types_are_refused() -> None:
     for position in range(6):
         broken = [tensor[:-1] if i == position else tensor for i, tensor in enumerate(maps)]
         with pytest.raises(InputError):
-            native_blocks(*broken[:5], weight, layout, sign=1.0, sizes=broken[5])
+            native_split_blocks(*broken, weight, layout, sign=1.0)
     with pytest.raises(InputError, match="float32"):
         native_blocks(*maps[:4], maps[4].float(), weight, layout, sign=1.0)
     values, base, blocks, diagonal = (

@@ -127,7 +127,7 @@ class Unbudgeted(StrongSheafDEQ):
 class Unsplit(StrongSheafDEQ):
     def __init__(self, *sizes, **options):
         super().__init__(*sizes, **options)
-        self.gate = Gate("unsplit", lambda p, g: torch.tanh(p), self.gate.coefficient)
+        self.gate = Gate("unsplit", lambda plus, minus: torch.tanh(plus - minus), self.gate.coefficient)
 
 
 @pytest.mark.parametrize(("broken", "gate"), [(Unbudgeted, "balance"), (Unsplit, "tanh")])

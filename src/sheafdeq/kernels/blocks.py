@@ -4,15 +4,20 @@ For a stored edge e = (u -> v), stalk dimension d and first-layer products A (so
 
     hidden_e = relu(A_u + B_v + E_e)                                    (h)
     raw_e    = W hidden_e + b                                           (2 d d: source map | target map)
-    F        = raw / sqrt(|raw|_F^2 + softening^2)     or, with sizes M,     F = M tanh(raw / 2)
+    F        = raw / sqrt(|raw|_F^2 + softening^2)
     block_e  = w_e F_tgt^T F_src,       diagonal_v = I + (sign / deg_v) sum_e F_tgt^T F_tgt
 
-    (A Y)_v  = diagonal_v Y_v + sum_e block_e Y_u,        T = base + gate(p, g),    p = A X,  g = |A| Z
+    (A Y)_v  = diagonal_v Y_v + sum_e block_e Y_u
 
-:func:`native_blocks` generates, :func:`native_product` multiplies and :func:`native_gated_step` multiplies twice and applies the
-gate, in one pass over the edges. Blocks and their gradients have d d entries an edge; nothing of size (edges x channels) is made.
-They serve what ``native_serves`` accepts, up to d = 16, and can be differentiated once; ``sheafdeq.models.blocks`` chooses between
-them and PyTorch. Results are bitwise equal from run to run for a given number of threads.
+:func:`native_blocks` generates and :func:`native_product` multiplies. :func:`native_split_blocks` generates the two nonnegative
+parts (S + A)/2 and (S - A)/2 of F = M tanh(raw / 2) with sizes M >= 0 and their majorant S, and :func:`native_gated_step` computes
+
+    T = base + gate(y+, y-),     y+ = A+ X+ + A- X-,     y- = A+ X- + A- X+
+
+from nonnegative X+-, with A+- those two parts or the positive and negative entries of one A: sums of nonnegative terms, in one pass
+over the edges. Blocks and their gradients have d d entries an edge; nothing of size (edges x channels) is made. They serve what
+``native_serves`` accepts, up to d = 16, and can be differentiated once; ``sheafdeq.models.blocks`` chooses between them and PyTorch.
+Results are bitwise equal from run to run for a given number of threads.
 """
 
 from __future__ import annotations
@@ -28,8 +33,9 @@ from sheafdeq.data.plain_tensor import plain_tensor
 from sheafdeq.errors import InputError
 from sheafdeq.kernels.layout import EdgeLayout
 from sheafdeq.kernels.native_module import native_module
+from sheafdeq.threads import thread_count
 
-__all__ = ["GATE_CODES", "native_blocks", "native_gated_step", "native_product", "padded_width"]
+__all__ = ["GATE_CODES", "native_blocks", "native_gated_step", "native_product", "native_split_blocks", "padded_width"]
 
 GATE_CODES = {"tanh": 1, "rational": 2, "balance": 3}
 """Gates the kernel applies itself, by the name in :data:`sheafdeq.models.split.GATES`."""
@@ -52,13 +58,42 @@ def native_blocks(
     *,
     sign: float,
     softening: float = 0.0,
-    sizes: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Blocks (e, d*d) and diagonal (n, d*d) of the module's equations; ``edge_weight`` is w and gets no gradient.
 
-    ``source_hidden`` (m, h), ``target_hidden`` (n, h), ``edge_hidden`` (e, h) or None, ``weight`` (2 d d, h), ``bias`` (2 d d,),
-    ``sizes`` (e, 2 d d) or None.
+    ``source_hidden`` (m, h), ``target_hidden`` (n, h), ``edge_hidden`` (e, h) or None, ``weight`` (2 d d, h), ``bias`` (2 d d,).
     """
+    _check_generator(source_hidden, target_hidden, edge_hidden, weight, bias, None, edge_weight, edges)
+    return _Blocks.apply(source_hidden, target_hidden, edge_hidden, weight, bias, None, edge_weight, edges, sign, softening)
+
+
+def native_split_blocks(
+    source_hidden: Tensor,
+    target_hidden: Tensor,
+    edge_hidden: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    sizes: Tensor,
+    edge_weight: Tensor,
+    edges: EdgeLayout,
+    *,
+    sign: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(S + A)/2 as blocks (e, d*d) and diagonal (n, d*d), then (S - A)/2; ``sizes`` (e, 2 d d), the rest as above."""
+    _check_generator(source_hidden, target_hidden, edge_hidden, weight, bias, sizes, edge_weight, edges)
+    return _Blocks.apply(source_hidden, target_hidden, edge_hidden, weight, bias, sizes, edge_weight, edges, sign, 0.0)
+
+
+def _check_generator(
+    source_hidden: Tensor,
+    target_hidden: Tensor,
+    edge_hidden: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    sizes: Tensor | None,
+    edge_weight: Tensor,
+    edges: EdgeLayout,
+) -> None:
     outputs, h = weight.shape
     m, n, e = edges.num_sources, edges.num_targets, edges.num_edges
     _check(
@@ -70,7 +105,6 @@ def native_blocks(
         ("edge_weight", edge_weight, (e,)),
         ("sizes", sizes, (e, outputs)),
     )
-    return _Blocks.apply(source_hidden, target_hidden, edge_hidden, weight, bias, sizes, edge_weight, edges, sign, softening)
 
 
 def native_product(blocks: Tensor, diagonal: Tensor, values: Tensor, edges: EdgeLayout) -> Tensor:
@@ -90,19 +124,19 @@ def native_gated_step(
     base: Tensor,
     blocks: Tensor,
     diagonal: Tensor,
-    sizes: tuple[Tensor, Tensor] | None,
+    minus: tuple[Tensor, Tensor] | None,
     edges: EdgeLayout,
     gate: str,
     floor: float = 0.0,
 ) -> Tensor:
-    """base + gate(p, g), (n, d*q).
+    """base + gate(y+, y-), (n, d*q).
 
     Args:
-        values: (n, d, 2*w) X | Z in every row, w = :func:`padded_width` of q, zeros from q to w.
+        values: (n, d, 2*w) X+ | X- in every row, nonnegative, w = :func:`padded_width` of q, zeros from q to w.
         base: (n, d*q).
-        blocks: (e, d, d), which multiply X.
-        diagonal: (n, d, d).
-        sizes: blocks and diagonal that multiply Z, or None: the absolute values of the above.
+        blocks: (e, d, d) A, or A+ with ``minus``.
+        diagonal: (n, d, d), likewise.
+        minus: blocks and diagonal of A- >= 0; None: A is split by the signs of its entries.
         edges: a layout with as many sources as targets.
         gate: a key of :data:`GATE_CODES`.
         floor: of the balance gate.
@@ -110,10 +144,10 @@ def native_gated_step(
     n, d, twice = values.shape
     e, squared = edges.num_edges, d * d
     _check(values, ("blocks", blocks, (e, d, d)), ("diagonal", diagonal, (n, d, d)))
-    size_blocks = size_diagonal = None
-    if sizes is not None:
-        _check(values, ("size blocks", sizes[0], (e, d, d)), ("size diagonal", sizes[1], (n, d, d)))
-        size_blocks, size_diagonal = (part.reshape(-1, squared) for part in sizes)
+    minus_blocks = minus_diagonal = None
+    if minus is not None:
+        _check(values, ("minus blocks", minus[0], (e, d, d)), ("minus diagonal", minus[1], (n, d, d)))
+        minus_blocks, minus_diagonal = (part.reshape(-1, squared) for part in minus)
     q = base.shape[1] // d
     _check(values, ("base", base, (n, d * q)))
     if twice != 2 * padded_width(q, values.dtype):
@@ -123,8 +157,8 @@ def native_gated_step(
         values.reshape(n, d * twice),
         blocks.reshape(-1, squared),
         diagonal.reshape(-1, squared),
-        size_blocks,
-        size_diagonal,
+        minus_blocks,
+        minus_diagonal,
         base,
         edges,
         options,
@@ -176,25 +210,25 @@ class _Blocks(torch.autograd.Function):
         edges: EdgeLayout,
         sign: float,
         softening: float,
-    ) -> tuple[Tensor, Tensor]:
-        squared = weight.shape[0] // 2
-        blocks = weight.new_empty(edges.num_edges, squared)
-        diagonal = weight.new_empty(edges.num_targets, squared)
+    ) -> tuple[Tensor, ...]:
+        squared, rows = weight.shape[0] // 2, (edges.num_edges, edges.num_targets)
+        results = [weight.new_empty(count, squared) for count in (rows if sizes is None else rows + rows)]
         tensors = (source_hidden, target_hidden, edge_hidden, weight, bias, sizes, edge_weight)
         arguments = _block_arguments(tensors, edges, sign, softening)
-        _function("map_forward", weight.dtype)(*arguments, blocks, diagonal, torch.get_num_threads())
+        places = results if sizes is not None else [*results, None, None]
+        _function("map_forward", weight.dtype)(*arguments, *places, thread_count())
         ctx.save_for_backward(*tensors)
         ctx.options = (edges, sign, softening)
-        return blocks, diagonal
+        return tuple(results)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, blocks_grad: Tensor, diagonal_grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         tensors = ctx.saved_tensors
         weight, sizes = tensors[3], tensors[5]
         edges, sign, softening = ctx.options
         outputs, h = weight.shape
-        hidden, threads = padded_width(h, weight.dtype), torch.get_num_threads()
+        hidden, threads = padded_width(h, weight.dtype), thread_count()
         m = edges.num_sources
         source_grad = weight.new_empty(m + edges.native.ghosts(threads), hidden)
         target_grad = weight.new_empty(edges.num_targets, hidden)
@@ -203,8 +237,8 @@ class _Blocks(torch.autograd.Function):
         parameter_grad = weight.new_empty(outputs * (hidden + 1))
         _function("map_backward", weight.dtype)(
             *_block_arguments(tensors, edges, sign, softening),
-            _dense(blocks_grad),
-            _dense(diagonal_grad),
+            *(_dense(grad) for grad in grads),
+            *(None,) * (4 - len(grads)),
             source_grad,
             target_grad,
             edge_grad,
@@ -242,14 +276,14 @@ class _Product(torch.autograd.Function):
         values: Tensor,
         blocks: Tensor,
         diagonal: Tensor,
-        size_blocks: Tensor | None,
-        size_diagonal: Tensor | None,
+        minus_blocks: Tensor | None,
+        minus_diagonal: Tensor | None,
         base: Tensor | None,
         edges: EdgeLayout,
         options: tuple[int, int, int, int, float],
     ) -> Tensor:
         gated = base is not None
-        tensors = [None if t is None else _dense(t) for t in (blocks, diagonal, size_blocks, size_diagonal, values)]
+        tensors = [None if t is None else _dense(t) for t in (blocks, diagonal, minus_blocks, minus_diagonal, values)]
         product = values.new_empty(values.shape) if not gated or any(ctx.needs_input_grad) else None
         step = None if base is None else torch.empty_like(base, memory_format=torch.contiguous_format)
         _function("product_forward", values.dtype)(
@@ -259,7 +293,7 @@ class _Product(torch.autograd.Function):
             None if base is None else _dense(base),
             product,
             step,
-            torch.get_num_threads(),
+            thread_count(),
         )
         ctx.save_for_backward(*tensors, product if gated else None)
         ctx.options = (edges, options)
@@ -271,13 +305,14 @@ class _Product(torch.autograd.Function):
         *tensors, product = ctx.saved_tensors
         values = tensors[4]
         edges, options = ctx.options
-        threads, (_, by_blocks, by_diagonal, by_size_blocks, by_size_diagonal, by_base) = torch.get_num_threads(), ctx.needs_input_grad[:6]
+        threads = thread_count()
+        _, by_blocks, by_diagonal, by_minus_blocks, by_minus_diagonal, by_base = ctx.needs_input_grad[:6]
         values_grad = values.new_empty(len(values) + edges.native.ghosts(threads), values.shape[1])
         wanted = (
-            by_blocks or by_size_blocks,
-            by_diagonal or by_size_diagonal,
-            tensors[2] is not None and (by_blocks or by_size_blocks),
-            tensors[3] is not None and (by_diagonal or by_size_diagonal),
+            by_blocks or by_minus_blocks,
+            by_diagonal or by_minus_diagonal,
+            tensors[2] is not None and (by_blocks or by_minus_blocks),
+            tensors[3] is not None and (by_diagonal or by_minus_diagonal),
         )
         gradients = [torch.empty_like(tensor) if want else None for tensor, want in zip(tensors, wanted, strict=False)]
         _function("product_backward", values.dtype)(

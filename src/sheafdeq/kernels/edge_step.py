@@ -28,6 +28,7 @@ from sheafdeq.data.plain_tensor import plain_tensor
 from sheafdeq.errors import InputError
 from sheafdeq.kernels.layout import EdgeLayout
 from sheafdeq.kernels.native_module import native_module, native_serves
+from sheafdeq.threads import thread_count
 
 __all__ = [
     "LARGEST_NATIVE_STALK",
@@ -39,6 +40,7 @@ __all__ = [
     "sheaf_propagate_reference",
     "sheaf_step",
     "sheaf_step_reference",
+    "taming_factor",
     "unit_or_zero",
 ]
 
@@ -135,8 +137,20 @@ def sheaf_propagate_reference(tables: Tables, second: Layers, edges: EdgeLayout,
     return (own - diagonal @ own).index_add(0, edges.target, messages).view(-1, d * q)
 
 
+def taming_factor(peak: Tensor) -> Tensor:
+    """One, or a power of two that keeps squares of numbers up to ``peak`` finite; normalised results do not change by a bit.
+
+    Applied only where a norm is so large that it stays far above every floor afterwards.
+    """
+    single = peak.dtype == torch.float32
+    largest, factor = (2.0**48, 2.0**-80) if single else (2.0**490, 2.0**-530)
+    return torch.where(peak > largest, torch.full_like(peak, factor), torch.ones_like(peak))
+
+
 def unit_or_zero(rows: Tensor) -> Tensor:
     """Rows of unit Euclidean norm; rows of norm below :data:`NORM_FLOOR` are zero and pass no gradient."""
+    if rows.numel():
+        rows = rows * taming_factor(rows.detach().abs().amax(1, keepdim=True))
     norm = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     # ~(norm < floor) keeps NaN alive
     alive = ~(norm < NORM_FLOOR)
@@ -240,7 +254,7 @@ class _Propagate(torch.autograd.Function):
         ctx.edges, ctx.d, ctx.q = edges, d, q
         native = _Native(tensors[4].dtype)
         out = native.empty(edges.num_targets, d * native.padded(q))
-        native.edge_forward(*_edge_arguments(native, tensors, edges, d, q), out, torch.get_num_threads())
+        native.edge_forward(*_edge_arguments(native, tensors, edges, d, q), out, thread_count())
         return _cut(out, d, q)
 
     @staticmethod
@@ -277,7 +291,7 @@ def _edge_backward(native: _Native, tensors: Any, edges: EdgeLayout, d: int, q: 
     h = tensors[5].shape[1]
     hidden, channels = native.padded(h), native.padded(q)
     width = d * channels
-    threads = torch.get_num_threads()
+    threads = thread_count()
     m, n, e = edges.num_sources, edges.num_targets, edges.num_edges
     source_grad = native.empty(m + edges.native.ghosts(threads), 2 * hidden + width)
     target_hidden_grad = native.empty(n, 2 * hidden)
@@ -403,7 +417,7 @@ class _Step(torch.autograd.Function):
             native.edge_table(edge_hidden, len(parameters[1])),
             out,
             tanh,
-            torch.get_num_threads(),
+            thread_count(),
         )
         ctx.save_for_backward(state, tanh, *parameters, edge_hidden)
         ctx.options = options
@@ -436,7 +450,7 @@ class _Step(torch.autograd.Function):
             state_grad,
             edge_hidden_grad,
             parameter_grad,
-            torch.get_num_threads(),
+            thread_count(),
         )
         gradients: list[Tensor | None] = [None] * len(parameters)
         if parameter_grad is not None:

@@ -20,6 +20,8 @@ from sheafdeq.errors import InputError, KernelWarning
 __all__ = ["native_available", "native_description", "native_module", "native_serves", "use_kernel"]
 
 KERNEL_VARIABLE = "SHEAFDEQ_KERNEL"
+INTERFACE = 2
+"""Of the calls into the extension; an extension built from older sources has another one and is not used."""
 _KERNELS = ("native", "reference")
 _choice: ContextVar[str | None] = ContextVar("sheafdeq_kernel", default=None)
 
@@ -28,7 +30,10 @@ _choice: ContextVar[str | None] = ContextVar("sheafdeq_kernel", default=None)
 def native_module() -> Any | None:
     """The extension module, or None when it was not built or cannot be loaded (then a warning says so, once)."""
     try:
-        return importlib.import_module("sheafdeq.kernels._native")
+        module = importlib.import_module("sheafdeq.kernels._native")
+        if getattr(module, "interface", 1) != INTERFACE:
+            raise ImportError("it was built from other sources than these: build it again")
+        return module
     except ImportError as error:
         warnings.warn(
             f"the native kernel is not available ({error}): the pure PyTorch path is used, which is about twenty times slower on "

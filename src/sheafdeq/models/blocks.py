@@ -25,26 +25,34 @@ from torch.nn import functional
 
 from sheafdeq.data.graph import Graph
 from sheafdeq.errors import InputError
-from sheafdeq.kernels.blocks import native_blocks, native_gated_step, native_product, padded_width
-from sheafdeq.kernels.edge_step import LARGEST_NATIVE_STALK
+from sheafdeq.kernels.blocks import native_blocks, native_gated_step, native_product, native_split_blocks, padded_width
+from sheafdeq.kernels.edge_step import LARGEST_NATIVE_STALK, taming_factor
 from sheafdeq.kernels.layout import EdgeLayout
 from sheafdeq.kernels.native_module import native_serves
-from sheafdeq.models.split import Gate
+from sheafdeq.models.split import Gate, two_parts
 from sheafdeq.recurrence import Incidence
 
 __all__ = [
     "Layout",
     "blocks_from_hidden",
+    "edge_parts",
     "edge_product",
     "gated_map",
     "generate",
+    "generate_parts",
     "incidence_of",
     "layout_of",
+    "mixed_parts",
     "pack",
+    "parts_from_hidden",
     "product",
     "propagate",
     "reweighted",
 ]
+
+
+SplitBlocks = tuple[Tensor, Tensor]
+"""Blocks (e, d, d) and diagonal (n, d, d) of one nonnegative part."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +158,6 @@ def generate(
     *,
     sign: int,
     softening: float = 0.0,
-    sizes: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Blocks (e, d, d) and diagonal (n, d, d) of :func:`blocks_from_hidden`, with hidden_e = A_src + B_tgt + E_e.
 
@@ -158,7 +165,6 @@ def generate(
     """
     d = round((weight.shape[0] // 2) ** 0.5)
     if _native(target_hidden, d) and not incidence.edge_weight.requires_grad:
-        flat = None if sizes is None else sizes.reshape(-1, 2 * d * d)
         blocks, diagonal = native_blocks(
             source_hidden,
             target_hidden,
@@ -169,41 +175,107 @@ def generate(
             _connections(incidence),
             sign=float(sign),
             softening=softening,
-            sizes=flat,
         )
         return blocks.view(-1, d, d), diagonal.view(-1, d, d)
     hidden = edge_hidden + source_hidden.index_select(0, incidence.source) + target_hidden.index_select(0, incidence.target)
-    return blocks_from_hidden(hidden, weight, bias, incidence, sign=sign, softening=softening, sizes=sizes)
+    return blocks_from_hidden(hidden, weight, bias, incidence, sign=sign, softening=softening)
 
 
-def blocks_from_hidden(
-    hidden: Tensor,
+def generate_parts(
+    source_hidden: Tensor,
+    target_hidden: Tensor,
+    edge_hidden: Tensor,
     weight: Tensor,
     bias: Tensor,
+    sizes: Tensor,
     incidence: Incidence,
     *,
     sign: int,
-    softening: float = 0.0,
-    sizes: Tensor | None = None,
+) -> tuple[SplitBlocks, SplitBlocks]:
+    """The two nonnegative parts of :func:`parts_from_hidden`, with hidden_e = A_src + B_tgt + E_e; shapes as in :func:`generate`."""
+    d = round((weight.shape[0] // 2) ** 0.5)
+    if _native(target_hidden, d) and not incidence.edge_weight.requires_grad:
+        plus, plus_diagonal, minus, minus_diagonal = native_split_blocks(
+            source_hidden,
+            target_hidden,
+            edge_hidden,
+            weight,
+            bias,
+            sizes.reshape(-1, 2 * d * d),
+            incidence.edge_weight,
+            _connections(incidence),
+            sign=float(sign),
+        )
+        shape = (-1, d, d)
+        return (plus.view(shape), plus_diagonal.view(shape)), (minus.view(shape), minus_diagonal.view(shape))
+    hidden = edge_hidden + source_hidden.index_select(0, incidence.source) + target_hidden.index_select(0, incidence.target)
+    return parts_from_hidden(hidden, weight, bias, sizes, incidence, sign=sign)
+
+
+def blocks_from_hidden(
+    hidden: Tensor, weight: Tensor, bias: Tensor, incidence: Incidence, *, sign: int, softening: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """Blocks w_e F_tgt^T F_src (e, d, d) and diagonal I + (sign/deg) sum F_tgt^T F_tgt (n, d, d), in PyTorch.
 
-    F is M tanh(raw / 2) with ``sizes`` M (e, 2, d, d), else raw / sqrt(|raw|_F^2 + softening^2); raw = W relu(hidden) + b holds the
-    source and the target map. ``hidden`` (e, h), ``weight`` (2 d d, h), ``bias`` (2 d d,).
+    F = raw / sqrt(|raw|_F^2 + softening^2); raw = W relu(hidden) + b holds the source and the target map. ``hidden`` (e, h),
+    ``weight`` (2 d d, h), ``bias`` (2 d d,).
     """
-    d = round((weight.shape[0] // 2) ** 0.5)
-    # Edges last: products of small matrices become long vector operations.
-    raw = (weight @ hidden.relu().T + bias[:, None]).view(2, d, d, -1)
-    if sizes is None:
-        maps = raw * (raw.square().sum((1, 2), keepdim=True) + softening**2).rsqrt()
-    else:
-        maps = torch.tanh(0.5 * raw) * sizes.reshape(-1, 2, d, d).permute(1, 2, 3, 0)
-    source_maps, target_maps = maps
-    blocks = (target_maps.unsqueeze(2) * source_maps.unsqueeze(1)).sum(0) * incidence.edge_weight
-    gram = (target_maps.unsqueeze(2) * target_maps.unsqueeze(1)).sum(0).reshape(d * d, -1).T
+    raw = _raw_maps(hidden, weight, bias)
+    # Squares of very large entries overflow: a power of two, taken out first, changes no bit of the result.
+    factor = taming_factor(raw.detach().abs().amax((1, 2), keepdim=True) if raw.numel() else raw[:, :1, :1])
+    raw = raw * factor
+    source_maps, target_maps = raw * (raw.square().sum((1, 2), keepdim=True) + (softening * factor) ** 2).rsqrt()
+    diagonal = _mean_of_products(target_maps, target_maps, incidence)
+    eye = torch.eye(weight_dimension(weight), dtype=raw.dtype, device=raw.device)
+    return _products(target_maps, source_maps).permute(2, 0, 1) * incidence.edge_weight[:, None, None], eye + sign * diagonal
+
+
+def parts_from_hidden(
+    hidden: Tensor, weight: Tensor, bias: Tensor, sizes: Tensor, incidence: Incidence, *, sign: int
+) -> tuple[SplitBlocks, SplitBlocks]:
+    """((plus blocks, plus diagonal), (minus blocks, minus diagonal)): (S + A)/2 and (S - A)/2, in PyTorch.
+
+    A are blocks and diagonal as in :func:`blocks_from_hidden` for F = M tanh(raw / 2), ``sizes`` M >= 0 (e, 2, d, d), and S the
+    same for M in the place of F with + on the diagonal, which bounds |A|. Nothing is subtracted: with F+ = M sigmoid(raw) and
+    F- = M sigmoid(-raw),  (S + A)/2 = F_tgt+^T F_src+ + F_tgt-^T F_src-  and  (S - A)/2 = F_tgt+^T F_src- + F_tgt-^T F_src+.
+    """
+    raw = _raw_maps(hidden, weight, bias)
+    d = weight_dimension(weight)
+    size = sizes.reshape(-1, 2, d, d).permute(1, 2, 3, 0)
+    (source_plus, target_plus), (source_minus, target_minus) = size * torch.sigmoid(raw), size * torch.sigmoid(-raw)
+    edge_weight = incidence.edge_weight[:, None, None]
+    equal = _products(target_plus, source_plus) + _products(target_minus, source_minus)
+    different = _products(target_plus, source_minus) + _products(target_minus, source_plus)
+    eye = torch.eye(d, dtype=raw.dtype, device=raw.device).expand(incidence.num_targets, d, d)
+    own_equal = _mean_of_products(target_plus, target_plus, incidence) + _mean_of_products(target_minus, target_minus, incidence)
+    crossed = _mean_of_products(target_plus, target_minus, incidence)
+    own_different = crossed + crossed.transpose(1, 2)
+    first, second = (own_equal, own_different) if sign > 0 else (own_different, own_equal)
+    return (equal.permute(2, 0, 1) * edge_weight, eye + first), (different.permute(2, 0, 1) * edge_weight, second)
+
+
+def weight_dimension(weight: Tensor) -> int:
+    """d of a second layer (2 d d, h)."""
+    return round((weight.shape[0] // 2) ** 0.5)
+
+
+def _raw_maps(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """(2, d, d, e): edges last, so that products of small matrices become long vector operations."""
+    d = weight_dimension(weight)
+    return (weight @ hidden.relu().T + bias[:, None]).view(2, d, d, -1)
+
+
+def _products(left: Tensor, right: Tensor) -> Tensor:
+    """left^T right of (d, d, e) matrices."""
+    return (left.unsqueeze(2) * right.unsqueeze(1)).sum(0)
+
+
+def _mean_of_products(left: Tensor, right: Tensor, incidence: Incidence) -> Tensor:
+    """(n, d, d) sum over the edges into each node of left^T right, divided by its degree."""
+    d = left.shape[0]
+    gram = _products(left, right).reshape(d * d, -1).T
     total = gram.new_zeros(incidence.num_targets, d * d).index_add(0, incidence.target, gram)
-    eye = torch.eye(d, dtype=raw.dtype, device=raw.device)
-    return blocks.permute(2, 0, 1), eye + sign * (total / incidence.degree[:, None]).view(-1, d, d)
+    return (total / incidence.degree[:, None]).view(-1, d, d)
 
 
 def propagate(blocks: Tensor, diagonal: Tensor, values: Tensor, incidence: Incidence) -> Tensor:
@@ -222,47 +294,69 @@ def gated_map(
     incidence: Incidence,
     *,
     stalk_mixing: Tensor | None = None,
-    sizes: tuple[Tensor, Tensor] | None = None,
+    minus: SplitBlocks | None = None,
 ) -> Callable[[Tensor], Tensor]:
-    """The map H -> base + gate(p, g) of states (n, d*q) on a whole graph, with p = A W_1 H W_2 and g = |A| H |W_2|.
+    """The map H -> base + gate(y+, y-) of states (n, d*q) on a whole graph, H >= 0.
+
+    y+ - y- = A W_1 H W_2 and y+ + y- = |A| |W_1| H |W_2|, each of y+- a sum of nonnegative terms
+    (:mod:`sheafdeq.models.split`).
 
     Args:
-        blocks: (e, d, d), edges of A.
-        diagonal: (n, d, d), nodes of A.
+        blocks: (e, d, d), edges of A; of A+ with ``minus``.
+        diagonal: (n, d, d), nodes of A; of A+ with ``minus``.
         mixing: (q, q) W_2.
         base: (n, d*q).
         gate: the gate.
         incidence: of the whole graph.
         stalk_mixing: (d, d) W_1, the identity when left out.
-        sizes: blocks and diagonal in the place of |A|.
+        minus: blocks and diagonal of A- >= 0, when A = A+ - A- is not to be split by the signs of its entries.
     """
     d, q = blocks.shape[-1], mixing.shape[0]
     kernel = gate.kernel if _native(base, d) and base.numel() else None
+    width = padded_width(q, mixing.dtype) if kernel is not None else q
+    both = torch.cat(two_parts(functional.pad(mixing, (0, width - q))), dim=1)  # W+ | W-
+    if stalk_mixing is not None:  # one large product is faster than many small ones: entry (jk, ic) of W_1 (x) W_2, in two parts
+        first, second = two_parts(stalk_mixing)
+        turned = torch.cat([both[:, width:], both[:, :width]], dim=1)
+        both = torch.einsum("ij,kc->jkic", first, both) + torch.einsum("ij,kc->jkic", second, turned)
+        both = both.reshape(d * q, d * 2 * width)
+
+    def values_of(state: Tensor) -> Tensor:
+        """(n, d, 2*width) X+ | X- with X+ - X- = W_1 H W_2."""
+        return (state.reshape(-1, both.shape[0]) @ both).view(-1, d, 2 * width)
+
     if kernel is not None:
         edges = _connections(incidence)
-        wide = functional.pad(mixing, (0, padded_width(q, mixing.dtype) - q))
-        both = torch.cat([wide, wide.abs()], dim=1)
+        return lambda state: native_gated_step(values_of(state), base, blocks, diagonal, minus, edges, kernel, gate.floor)
 
-        def native_map(state: Tensor) -> Tensor:
-            values = (state.reshape(-1, q) @ both).view(-1, d, both.shape[1])
-            if stalk_mixing is not None:
-                signed, size = values.chunk(2, dim=-1)
-                values = torch.cat([stalk_mixing @ signed, size], dim=-1)
-            return native_gated_step(values, base, blocks, diagonal, sizes, edges, kernel, gate.floor)
-
-        return native_map
-
-    entries = pack(blocks, diagonal, incidence)
-    size_entries = entries.abs() if sizes is None else pack(*sizes, incidence)
-    mixing_sizes = mixing.abs()
+    entries = two_parts(pack(blocks, diagonal, incidence)) if minus is None else (
+        pack(blocks, diagonal, incidence), pack(*minus, incidence)
+    )  # fmt: skip
 
     def plain_map(state: Tensor) -> Tensor:
-        h = state.view(-1, d, q)
-        p = product(entries, h @ mixing if stalk_mixing is None else stalk_mixing @ h @ mixing, incidence)
-        g = product(size_entries, h @ mixing_sizes, incidence)
-        return base + gate.apply(p, g).reshape(state.shape)
+        values = values_of(state)
+        first, second = (product(part, values, incidence) for part in entries)
+        plus, minus_part = first[..., :q] + second[..., q:], first[..., q:] + second[..., :q]
+        return base + gate.of_parts(plus, minus_part).reshape(state.shape)
 
     return plain_map
+
+
+def mixed_parts(matrix: tuple[Tensor, Tensor], plus: Tensor, minus: Tensor) -> tuple[Tensor, Tensor]:
+    """The two parts of M X from those of M and of X: (M+ X+ + M- X-, M+ X- + M- X+)."""
+    positive, negative = matrix
+    return positive @ plus + negative @ minus, positive @ minus + negative @ plus
+
+
+def edge_parts(
+    plus: SplitBlocks, minus: SplitBlocks, own: tuple[Tensor, Tensor], received: tuple[Tensor, Tensor], incidence: Incidence
+) -> tuple[Tensor, Tensor]:
+    """(y+, y-) edge by edge, for messages of any age: ``own`` (n, d, q) and ``received`` (e, d, q) each as X+, X-."""
+    sides = []
+    for first, second in (received, received[::-1]):
+        sides.append(edge_product(plus[0], first, incidence) + edge_product(minus[0], second, incidence))
+    nodes = mixed_parts((plus[1], minus[1]), *own)
+    return sides[0] + nodes[0], sides[1] + nodes[1]
 
 
 def _native(tensor: Tensor, d: int) -> bool:

@@ -14,10 +14,20 @@ from sheafdeq.data.graph import Graph
 from sheafdeq.distances import THOMPSON
 from sheafdeq.equilibrium import EquilibriumModel, Readout
 from sheafdeq.errors import InputError
-from sheafdeq.models.blocks import blocks_from_hidden, edge_product, gated_map, generate, incidence_of, propagate, reweighted
+from sheafdeq.models.blocks import (
+    blocks_from_hidden,
+    edge_parts,
+    edge_product,
+    gated_map,
+    generate,
+    incidence_of,
+    propagate,
+    reweighted,
+)
 from sheafdeq.models.checks import checked_positive
 from sheafdeq.models.edge_features import edge_feature_width, edge_features
-from sheafdeq.models.split import gate_by_name
+from sheafdeq.models.rows import bounded_rows
+from sheafdeq.models.split import gate_by_name, two_parts
 from sheafdeq.recurrence import Incidence, edge_field, node_field
 from sheafdeq.solvers import Solution, Solver
 from sheafdeq.solvers.iterate import Function, Observer
@@ -341,8 +351,8 @@ class SheafCascade(EquilibriumModel):
         d, q, h, c = self.stalk_dim, self.channels, self.hidden, self.width
         whole = received is None or received is own
         table = own if received is None or received is own else received
-        z = module.norm(own)
-        z_table = z if whole else module.norm(table)
+        z = module.norm(bounded_rows(own))
+        z_table = z if whole else module.norm(bounded_rows(table))
         source, target = module.source(z_table), module.target(z)
         edge = edge_hidden[:, group * h : (group + 1) * h]
         weight, bias = module.maps.weight, module.maps.bias
@@ -378,12 +388,16 @@ class SheafCascade(EquilibriumModel):
                 continue
             module = self._level(level)
             blocks, diagonal = sheaf.blocks @ module.stalk_mixing, sheaf.diagonal @ module.stalk_mixing
-            mixing = module.channel_mixing
+            (plus, minus), (own_plus, own_minus), mixing = two_parts(blocks), two_parts(diagonal), two_parts(module.channel_mixing)
             h, arriving = state.view(-1, d, q), received[:, columns].reshape(-1, d, q)
-            p = edge_product(blocks, arriving @ mixing, context.incidence) + diagonal @ (h @ mixing)
-            size = mixing.abs()
-            g = edge_product(blocks.abs(), arriving @ size, context.incidence) + diagonal.abs() @ (h @ size)
-            images.append(sheaf.drive + self.shift + self.gate.apply(p, g).reshape(state.shape))
+            parts = edge_parts(
+                (plus, own_plus),
+                (minus, own_minus),
+                (h @ mixing[0], h @ mixing[1]),
+                (arriving @ mixing[0], arriving @ mixing[1]),
+                context.incidence,
+            )
+            images.append(sheaf.drive + self.shift + self.gate.of_parts(*parts).reshape(state.shape))
         return torch.cat(images, dim=1)
 
     def __repr__(self) -> str:

@@ -6,13 +6,18 @@ nonnegative coefficients, and
 
     T(H) = beta + B + gate(y+, y-)
 
+**y+ and y- are computed as what they are: sums of nonnegative terms.** As differences of the rounded p and g they lose everything
+when weights are large (g and p near 1e6, their difference near 1: float32 keeps a tenth of it). A sum of nonnegative terms keeps
+its relative precision whatever the weights, and the gates turn that into the same precision of T. With A = A+ - A- and
+W = W+ - W- into positive and negative parts,  y+ = A+ H W+ + A- H W-  and  y- = A+ H W- + A- H W+  (:func:`two_parts`).
+
 contracts Thompson's metric with the gate's coefficient m(beta) when the coefficients are fixed, whatever their size and sign
 (``docs/theory.md``, Theorem 18 and Corollary 19). ``tanh(p)``, the published activation, has no such bound: the entries of its
 Jacobian can be large while p itself cancels.
 
     tanh       tanh y+ - tanh y-                  close to the published tanh while y+- are small
     rational   y+/(1 + y+) - y-/(1 + y-)          the smallest coefficient, the flattest gate
-    balance    p / (eps + g)                      does not fall silent when weights are large
+    balance    (y+ - y-) / (eps + y+ + y-)        does not fall silent when weights are large
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ from sheafdeq.errors import InputError
 from sheafdeq.theory.coefficients import m, m_balance, m_rational
 from sheafdeq.theory.enclosure import Enclosure
 
-__all__ = ["GATES", "Gate", "gate_by_name"]
+__all__ = ["GATES", "Gate", "gate_by_name", "two_parts"]
 
 BALANCE_FLOOR = 1e-2
 """eps of the balance gate."""
@@ -36,17 +41,21 @@ BALANCE_FLOOR = 1e-2
 
 @dataclass(frozen=True)
 class Gate:
-    """A gate by its action on (p, g) and its coefficient.
+    """A gate by its action on (y+, y-) and its coefficient.
 
     ``kernel`` is the name by which the native kernel knows the same action (``floor`` is eps there); a gate of one's own leaves
     it empty and is applied in PyTorch.
     """
 
     name: str
-    apply: Callable[[Tensor, Tensor], Tensor]
+    of_parts: Callable[[Tensor, Tensor], Tensor]
     coefficient: Callable[[float], Enclosure]
     kernel: str | None = None
     floor: float = 0.0
+
+    def apply(self, p: Tensor, g: Tensor) -> Tensor:
+        """The gate as a function of p and g >= |p|. Exact arithmetic only: steps use :attr:`of_parts`, which does not cancel."""
+        return self.of_parts(0.5 * (g + p), 0.5 * (g - p))
 
     def checked_shift(self, shift: float, sensitivity: float = 1.0) -> float:
         """``shift`` as a float, if ``sensitivity * m(shift)`` is proved to be below one."""
@@ -66,17 +75,30 @@ class Gate:
         return float(rate)
 
 
-def _tanh(p: Tensor, g: Tensor) -> Tensor:
-    return torch.tanh(0.5 * (g + p)) - torch.tanh(0.5 * (g - p))
+def two_parts(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """The positive part and the negative part, both nonnegative: tensor = first - second. At zero each takes half of a gradient."""
+    size, half = 0.5 * tensor.abs(), 0.5 * tensor
+    return size + half, size - half
 
 
-def _rational(p: Tensor, g: Tensor) -> Tensor:
-    # a/(1+a) - b/(1+b) = (a - b) / ((1+a)(1+b)), without cancellation
-    return p / ((1.0 + 0.5 * (g + p)) * (1.0 + 0.5 * (g - p)))
+def _bounded(part: Tensor) -> Tensor:
+    """Infinite parts (an overflow in the sums) count as very large ones: gates saturate long before."""
+    return part.clamp(max=torch.finfo(part.dtype).max / 8)
 
 
-def _balance(p: Tensor, g: Tensor) -> Tensor:
-    return p / (BALANCE_FLOOR + g)
+def _tanh(plus: Tensor, minus: Tensor) -> Tensor:
+    return torch.tanh(plus) - torch.tanh(minus)
+
+
+def _rational(plus: Tensor, minus: Tensor) -> Tensor:
+    # a/(1+a) - b/(1+b) = (a - b) / ((1+a)(1+b)), without cancellation; two divisions, because the product may overflow
+    plus, minus = _bounded(plus), _bounded(minus)
+    return (plus - minus) / (1.0 + plus) / (1.0 + minus)
+
+
+def _balance(plus: Tensor, minus: Tensor) -> Tensor:
+    plus, minus = _bounded(plus), _bounded(minus)
+    return (plus - minus) / (BALANCE_FLOOR + plus + minus)
 
 
 GATES = {

@@ -16,7 +16,8 @@ from sheafdeq.models.checks import checked_positive
 from sheafdeq.models.edge_features import edge_feature_width, edge_features
 from sheafdeq.models.gathering import GatheringModel
 from sheafdeq.models.propagation import Pattern, correlate, pattern_of, softmax_aggregate
-from sheafdeq.models.split import gate_by_name
+from sheafdeq.models.rows import unit_rows
+from sheafdeq.models.split import gate_by_name, two_parts
 from sheafdeq.models.strong_sheaf import ROUNDING_SLACK
 from sheafdeq.recurrence import Incidence, edge_field, node_field
 from sheafdeq.solvers import Solver
@@ -160,15 +161,14 @@ class StrongAttnDEQ(GatheringModel):
         mixing = self.mixing.weight.view(self.width, self.heads, self.channels)
         values = self.value.weight.view(self.heads, self.channels, self.width)
         coefficients = torch.einsum("omq,mqc->moc", mixing, values)  # C^m = W_m V^m
-        p = torch.einsum("moc,mnc->no", coefficients, gathered)
-        g = torch.einsum("moc,mnc->no", coefficients.abs(), gathered)
-        return self.shift + context.drive + self.gate.apply(p, g)
+        plus, minus = (torch.einsum("moc,mnc->no", part, gathered) for part in two_parts(coefficients))
+        return self.shift + context.drive + self.gate.of_parts(plus, minus)
 
     def _averages(self, own: Tensor, table: Tensor, pattern: Pattern, context: StrongAttentionContext) -> Tensor:
         """(M, n, c) a^m_i: the states averaged with the attention of every head."""
         heads, w, c = self.heads, self.channels, self.width
-        unit = own / torch.linalg.vector_norm(own, dim=1, keepdim=True)
-        unit_table = unit if table is own else table / torch.linalg.vector_norm(table, dim=1, keepdim=True)
+        unit = unit_rows(own)
+        unit_table = unit if table is own else unit_rows(table)
         query = self._by_head(unit @ context.query_weight.T * w**-0.5)
         own_key = self._by_head(self.key(unit))
         key = own_key if table is own else self._by_head(self.key(unit_table))

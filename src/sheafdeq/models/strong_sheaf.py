@@ -11,11 +11,12 @@ from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
 from sheafdeq.distances import THOMPSON
 from sheafdeq.equilibrium import EquilibriumModel, Readout
-from sheafdeq.models.blocks import blocks_from_hidden, edge_product, gated_map, generate, incidence_of
+from sheafdeq.models.blocks import edge_parts, gated_map, generate_parts, incidence_of, mixed_parts, parts_from_hidden
 from sheafdeq.models.checks import checked_positive
 from sheafdeq.models.edge_features import edge_feature_width, edge_features
 from sheafdeq.models.restriction import frobenius_normalise
-from sheafdeq.models.split import gate_by_name
+from sheafdeq.models.rows import scaled_rows
+from sheafdeq.models.split import gate_by_name, two_parts
 from sheafdeq.recurrence import Incidence, edge_field, node_field
 from sheafdeq.solvers import Solver
 
@@ -27,14 +28,12 @@ ROUNDING_SLACK = 1e-4
 
 @dataclass(frozen=True, eq=False)
 class StrongSheafContext:
-    """What stays constant during one solve: all the inputs decide, and the majorant, which does not move with the state."""
+    """What stays constant during one solve: all that the inputs decide."""
 
     incidence: Incidence
     drive: Tensor = node_field()  # (n, c) B(X) >= 0
     map_sizes: Tensor = edge_field()  # (e, 2, d, d) M >= 0 of the source and target map
     logit_hidden: Tensor = edge_field()  # (e, h) the inputs' share of the logit generator's hidden layer
-    size_blocks: Tensor = edge_field()  # (e, d, d) M_tgt^T M_src / sqrt(deg_u deg_v) |W_1|
-    size_diagonal: Tensor = node_field()  # (n, d, d) (I + (1/deg) sum M_tgt^T M_tgt) |W_1|
     budgeted: Tensor | None = None  # (2 d d, h) second generator layer, rows scaled into the budget
 
 
@@ -47,7 +46,8 @@ class StrongSheafDEQ(EquilibriumModel):
 
     M >= 0 (the size of every map entry) is any function of the inputs; the logits :math:`\ell` decide how much of it, with which
     sign, is used, and depend on inputs and state. g is the same propagation with M, |W_1| and |W_2| (and + on the diagonal), so y+-
-    have nonnegative coefficients. Each logit is k_0-Lipschitz in Thompson's metric: the state enters it through rows
+    have nonnegative coefficients; they are computed as sums of nonnegative terms, never as differences. Each logit is
+    k_0-Lipschitz in Thompson's metric: the state enters it through rows
     normalised to sum one, :math:`\ell = A_2 \mathrm{ReLU}(A_1 \bar h + \text{inputs})`, and every row of A_2 whose Lipschitz bound
 
     .. math::  k_o = \sum_\eta |A_{2,o\eta}| \sum_{\mathrm{rows}} \tfrac12 (\max A_{1,\eta,\mathrm{row}} - \min A_{1,\eta,\mathrm{row}})
@@ -144,22 +144,12 @@ class StrongSheafDEQ(EquilibriumModel):
     # ------------------------------------------------------------------ the contract
 
     def prepare(self, graph: Graph) -> StrongSheafContext:
-        """Drive, map sizes, the inputs' share of the logits, and the majorant."""
+        """Drive, map sizes and the inputs' share of the logits."""
         incidence, d = incidence_of(graph), self.stalk_dim
         inputs = edge_features(graph)
         sizes = nn.functional.softplus(self.sizes(inputs)).view(-1, d, d)
         sizes = frobenius_normalise(sizes).view(-1, 2, d, d)
-        blocks, diagonal = self._blocks(sizes, incidence, sign=+1)
-        mixing = self.stalk_mixing.abs()
-        return StrongSheafContext(
-            incidence,
-            self.drive(graph.x).relu(),
-            sizes,
-            self.logit_inputs(inputs),
-            blocks @ mixing,
-            diagonal @ mixing,
-            self.budgeted_logits(),
-        )
+        return StrongSheafContext(incidence, self.drive(graph.x).relu(), sizes, self.logit_inputs(inputs), self.budgeted_logits())
 
     def initial_state(self, context: StrongSheafContext) -> Tensor:
         """The shift everywhere."""
@@ -168,25 +158,24 @@ class StrongSheafDEQ(EquilibriumModel):
     def step(self, state: Tensor, context: StrongSheafContext) -> Tensor:
         """T(H) on a whole graph."""
         rows = self._normalised(state)
-        blocks, diagonal = generate(
+        plus, minus = generate_parts(
             self.logit_source(rows),
             self.logit_target(rows),
             context.logit_hidden,
             self._second_layer(context),
             self.logits.bias,
+            context.map_sizes,
             context.incidence,
             sign=-1,
-            sizes=context.map_sizes,
         )
         update = gated_map(
-            blocks,
-            diagonal,
+            *plus,
             self.channel_mixing,
             context.drive + self.shift,
             self.gate,
             context.incidence,
             stalk_mixing=self.stalk_mixing,
-            sizes=(context.size_blocks, context.size_diagonal),
+            minus=minus,
         )
         return update(state)
 
@@ -196,13 +185,15 @@ class StrongSheafDEQ(EquilibriumModel):
         hidden = context.logit_hidden + self.logit_source(self._normalised(received))
         hidden = hidden + self.logit_target(self._normalised(own)).index_select(0, incidence.target)
         weight = self._second_layer(context)
-        blocks, diagonal = blocks_from_hidden(hidden, weight, self.logits.bias, incidence, sign=-1, sizes=context.map_sizes)
-        shape = (-1, self.stalk_dim, self.channels)
-        h, arriving, mixing = own.view(shape), received.reshape(shape), self.channel_mixing
-        p = edge_product(blocks, self.stalk_mixing @ arriving @ mixing, incidence) + diagonal @ (self.stalk_mixing @ h @ mixing)
-        size = mixing.abs()
-        g = edge_product(context.size_blocks, arriving @ size, incidence) + context.size_diagonal @ (h @ size)
-        return self.shift + context.drive + self.gate.apply(p, g).reshape(own.shape)
+        plus, minus = parts_from_hidden(hidden, weight, self.logits.bias, context.map_sizes, incidence, sign=-1)
+        stalks, channels = two_parts(self.stalk_mixing), two_parts(self.channel_mixing)
+
+        def values(rows: Tensor) -> tuple[Tensor, Tensor]:
+            h = rows.reshape(-1, self.stalk_dim, self.channels)
+            return mixed_parts(stalks, h @ channels[0], h @ channels[1])
+
+        parts = edge_parts(plus, minus, values(own), values(received), incidence)
+        return self.shift + context.drive + self.gate.of_parts(*parts).reshape(own.shape)
 
     # ------------------------------------------------------------------ the sheaf
 
@@ -221,19 +212,9 @@ class StrongSheafDEQ(EquilibriumModel):
     def _second_layer(self, context: StrongSheafContext) -> Tensor:
         return context.budgeted if context.budgeted is not None else self.budgeted_logits()
 
-    def _blocks(self, maps: Tensor, incidence: Incidence, sign: int) -> tuple[Tensor, Tensor]:
-        """(e, d, d) F_tgt^T F_src / sqrt(deg_u deg_v) and (n, d, d) I + sign (1/deg) sum F_tgt^T F_tgt."""
-        d = self.stalk_dim
-        turned = maps[:, 1].transpose(1, 2)
-        gram = (turned @ maps[:, 1]).reshape(-1, d * d)
-        total = gram.new_zeros(incidence.num_targets, d * d).index_add(0, incidence.target, gram)
-        eye = torch.eye(d, dtype=maps.dtype, device=maps.device)
-        diagonal = eye + sign * (total / incidence.degree[:, None]).view(-1, d, d)
-        return turned @ maps[:, 0] * incidence.edge_weight[:, None, None], diagonal
-
     def _normalised(self, state: Tensor) -> Tensor:
         """Each of the d rows of length q divided by its sum (p = 1: the most adaptivity for the budget)."""
-        rows = state.view(-1, self.stalk_dim, self.channels)
+        rows = scaled_rows(state.view(-1, self.stalk_dim, self.channels))
         return (rows / rows.sum(-1, keepdim=True)).view(state.shape)
 
     def __repr__(self) -> str:

@@ -43,6 +43,7 @@ from sheafdeq.records import (
     write_sealed,
 )
 from sheafdeq.registry import ModelSpec, Shape, build_model, model_spec
+from sheafdeq.threads import set_threads
 from sheafdeq.training.checkpoint import (
     CHECKPOINT_FACTS,
     load_checkpoint,
@@ -303,7 +304,7 @@ def _train(
     attach: Callable[[GraphModel], None] | None = None,
 ) -> RunResult:
     threads = torch.get_num_threads()
-    torch.set_num_threads(config.threads)
+    set_threads(config.threads)
     interrupt = _Interrupt()
     try:
         with torch.random.fork_rng(devices=[]), interrupt.listening():

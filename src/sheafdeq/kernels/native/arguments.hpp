@@ -69,24 +69,32 @@ template <class T> struct EdgeShare {
 //   hidden_e = relu(A_u + B_v + E_e) (h),  raw = W hidden_e + b (2 d d: source map | target map),
 //   F = raw / sqrt(|raw|^2 + softening^2) for each map, or F = sizes * tanh(raw / 2) when `sizes` is given,
 //   block_e = weight_e F_t^T F_s,  diagonal_v = I + (sign / deg_v) sum over its edges of F_t^T F_t.
+// With sizes M the result is split: `blocks` = (S + A) / 2 and `minus_blocks` = (S - A) / 2 for A the block of F and S that of
+// M, and likewise the diagonals, each a sum of nonnegative terms (F+ = M / (1 + exp(-raw)), F- = M / (1 + exp(raw))).
 // Of the EdgePass it has one hidden part, `outputs` = 2 d d, no values, and `weight` of its own.
 template <class T> struct MapPass : EdgePass<T> {
   const T* sizes = nullptr;  // (e, 2 d d) or null
   T softening = 0;
   T sign = 0;
-  T* blocks = nullptr;    // (e, d d)
-  T* diagonal = nullptr;  // (n, d d)
+  T* blocks = nullptr;          // (e, d d)
+  T* diagonal = nullptr;        // (n, d d)
+  T* minus_blocks = nullptr;    // with sizes
+  T* minus_diagonal = nullptr;
   // backward
   const T* blocks_grad = nullptr;
   const T* diagonal_grad = nullptr;
+  const T* minus_blocks_grad = nullptr;
+  const T* minus_diagonal_grad = nullptr;
   T* sizes_grad = nullptr;  // (e, 2 d d) or null
 };
 
-// A row of the result from one of the values: how p (signed) and g (its majorant) become an update.
+// How y+ (what excites) and y- (what inhibits) become an update.
 enum class Gate : int { none, tanh, rational, balance };
 
-// Products with given matrices. Each of the d rows of a value holds `parts` pieces of `channels` entries: what the
-// matrices multiply, and (two parts) what their absolute values, or `size_*`, multiply.
+// Products with given matrices. Each of the d rows of a value holds `parts` pieces of `channels` entries. One part is a plain
+// product A X. Two parts X+ and X- (nonnegative) give, with A = A+ - A- into its positive and negative entries,
+//   y+ = A+ X+ + A- X-,   y- = A+ X- + A- X+,
+// sums of nonnegative terms; with `minus_*`, `blocks` and `diagonal` are A+ and `minus_*` are A-.
 template <class T> struct ProductPass {
   int d = 0, channels = 0, parts = 1;
   Gate gate = Gate::none;
@@ -96,11 +104,11 @@ template <class T> struct ProductPass {
   const std::int64_t* pointer = nullptr;
   const T* blocks = nullptr;         // (e, d d)
   const T* diagonal = nullptr;       // (n, d d)
-  const T* size_blocks = nullptr;    // of the second part, when `size_diagonal` is not null
-  const T* size_diagonal = nullptr;
+  const T* minus_blocks = nullptr;   // A-, when `minus_diagonal` is not null
+  const T* minus_diagonal = nullptr;
   const T* values = nullptr;  // (n, d parts channels)
   T* product = nullptr;       // (n, d parts channels) written forward, read backward; null forward: not wanted
-  const T* base = nullptr;    // with a gate: step = base + gate(p, g), (n, d step_channels)
+  const T* base = nullptr;    // with a gate: step = base + gate(y+, y-), (n, d step_channels)
   T* step = nullptr;
   // backward
   const T* step_grad = nullptr;  // with a gate
@@ -109,8 +117,8 @@ template <class T> struct ProductPass {
   T* values_grad = nullptr;      // (n + ghosts, d parts channels); ghosts zero on entry
   T* blocks_grad = nullptr;      // these four: null when not wanted
   T* diagonal_grad = nullptr;
-  T* size_blocks_grad = nullptr;
-  T* size_diagonal_grad = nullptr;
+  T* minus_blocks_grad = nullptr;
+  T* minus_diagonal_grad = nullptr;
 };
 
 // The node part of a step. `hidden` and `channels` are padded as in EdgePass, `q` is not.

@@ -42,12 +42,17 @@ template <class T>
 void map_forward(const Layout& layout, int d, int hidden, T sign, T softening, Matrix<const T> source_hidden,
                  Matrix<const T> target_hidden, std::optional<Matrix<const T>> edge_hidden, Matrix<const T> weight,
                  Row<const T> bias, Row<const T> edge_weight, std::optional<Matrix<const T>> sizes, Matrix<T> blocks,
-                 Matrix<T> diagonal, int requested_threads) {
+                 Matrix<T> diagonal, std::optional<Matrix<T>> minus_blocks, std::optional<Matrix<T>> minus_diagonal,
+                 int requested_threads) {
   const BlockFunctions<T> functions = block_functions_for<T>(d);
   MapPass<T> pass = map_pass<T>(layout, d, hidden, sign, softening, source_hidden, target_hidden, edge_hidden, weight, bias,
                                 edge_weight, sizes);
   pass.blocks = contiguous(blocks, layout.edges(), d * d, "blocks");
   pass.diagonal = contiguous(diagonal, layout.targets(), d * d, "diagonal");
+  pass.minus_blocks = rows_of(minus_blocks, layout.edges(), d * d, "minus_blocks");
+  pass.minus_diagonal = rows_of(minus_diagonal, layout.targets(), d * d, "minus_diagonal");
+  if (sizes.has_value() != minus_blocks.has_value() || sizes.has_value() != minus_diagonal.has_value())
+    refuse("minus_blocks and minus_diagonal", "come with sizes, and only with them");
   const int threads = threads_for(layout, requested_threads);
   nb::gil_scoped_release release;
   const Plan& plan = layout.plan(threads);
@@ -66,7 +71,8 @@ template <class T>
 void map_backward(const Layout& layout, int d, int hidden, T sign, T softening, Matrix<const T> source_hidden,
                   Matrix<const T> target_hidden, std::optional<Matrix<const T>> edge_hidden, Matrix<const T> weight,
                   Row<const T> bias, Row<const T> edge_weight, std::optional<Matrix<const T>> sizes,
-                  Matrix<const T> blocks_grad, Matrix<const T> diagonal_grad, Matrix<T> source_grad,
+                  Matrix<const T> blocks_grad, Matrix<const T> diagonal_grad, std::optional<Matrix<const T>> minus_blocks_grad,
+                  std::optional<Matrix<const T>> minus_diagonal_grad, Matrix<T> source_grad,
                   Matrix<T> target_hidden_grad, std::optional<Matrix<T>> edge_hidden_grad, std::optional<Matrix<T>> sizes_grad,
                   Row<T> parameter_grad, int requested_threads) {
   const BlockFunctions<T> functions = block_functions_for<T>(d);
@@ -78,6 +84,10 @@ void map_backward(const Layout& layout, int d, int hidden, T sign, T softening, 
   const std::int64_t rows = layout.sources + plan.ghosts;
   pass.blocks_grad = contiguous(blocks_grad, e, dd, "blocks_grad");
   pass.diagonal_grad = contiguous(diagonal_grad, n, dd, "diagonal_grad");
+  pass.minus_blocks_grad = rows_of(minus_blocks_grad, e, dd, "minus_blocks_grad");
+  pass.minus_diagonal_grad = rows_of(minus_diagonal_grad, n, dd, "minus_diagonal_grad");
+  if (sizes.has_value() != minus_blocks_grad.has_value() || sizes.has_value() != minus_diagonal_grad.has_value())
+    refuse("minus_blocks_grad and minus_diagonal_grad", "come with sizes, and only with them");
   pass.source_grad = contiguous(source_grad, rows, hidden, "source_grad");
   pass.source_grad_stride = pass.target_hidden_grad_stride = pass.edge_hidden_grad_stride = hidden;
   pass.target_hidden_grad = contiguous(target_hidden_grad, n, hidden, "target_hidden_grad");
@@ -112,14 +122,14 @@ void map_backward(const Layout& layout, int d, int hidden, T sign, T softening, 
 template <class T>
 ProductPass<T> product_pass(const Layout& layout, int d, int channels, int parts, int gate, T floor,
                             const Matrix<const T>& blocks, const Matrix<const T>& diagonal,
-                            const std::optional<Matrix<const T>>& size_blocks,
-                            const std::optional<Matrix<const T>>& size_diagonal, const Matrix<const T>& values) {
+                            const std::optional<Matrix<const T>>& minus_blocks,
+                            const std::optional<Matrix<const T>>& minus_diagonal, const Matrix<const T>& values) {
   const int lanes = chosen->kernels(T()).lanes, dd = d * d;
   const std::int64_t n = layout.targets(), e = layout.edges();
   if (layout.sources != n) refuse("layout", "must have as many sources as targets");
   if (channels < 1 || channels % lanes) refuse("channels", "must be a positive multiple of the vector length");
   if (parts < 1 || parts > 2 || gate < 0 || gate > 3 || (gate > 0 && parts != 2)) refuse("parts and gate", "do not fit");
-  if (size_blocks.has_value() != size_diagonal.has_value() || (size_blocks && parts != 2)) refuse("sizes", "do not fit");
+  if (minus_blocks.has_value() != minus_diagonal.has_value() || (minus_blocks && parts != 2)) refuse("minus_blocks and minus_diagonal", "do not fit");
   ProductPass<T> pass;
   pass.d = d;
   pass.channels = channels;
@@ -130,20 +140,20 @@ ProductPass<T> product_pass(const Layout& layout, int d, int channels, int parts
   pass.pointer = layout.pointer.data();
   pass.blocks = contiguous(blocks, e, dd, "blocks");
   pass.diagonal = contiguous(diagonal, n, dd, "diagonal");
-  pass.size_blocks = rows_of(size_blocks, e, dd, "size_blocks");
-  pass.size_diagonal = rows_of(size_diagonal, n, dd, "size_diagonal");
+  pass.minus_blocks = rows_of(minus_blocks, e, dd, "minus_blocks");
+  pass.minus_diagonal = rows_of(minus_diagonal, n, dd, "minus_diagonal");
   pass.values = contiguous(values, n, static_cast<std::int64_t>(d) * parts * channels, "values");
   return pass;
 }
 
 template <class T>
 void product_forward(const Layout& layout, int d, int channels, int parts, int gate, T floor, Matrix<const T> blocks,
-                     Matrix<const T> diagonal, std::optional<Matrix<const T>> size_blocks,
-                     std::optional<Matrix<const T>> size_diagonal, Matrix<const T> values, std::optional<Matrix<const T>> base,
+                     Matrix<const T> diagonal, std::optional<Matrix<const T>> minus_blocks,
+                     std::optional<Matrix<const T>> minus_diagonal, Matrix<const T> values, std::optional<Matrix<const T>> base,
                      std::optional<Matrix<T>> product, std::optional<Matrix<T>> step, int requested_threads) {
   const BlockFunctions<T> functions = block_functions_for<T>(d);
   ProductPass<T> pass =
-      product_pass<T>(layout, d, channels, parts, gate, floor, blocks, diagonal, size_blocks, size_diagonal, values);
+      product_pass<T>(layout, d, channels, parts, gate, floor, blocks, diagonal, minus_blocks, minus_diagonal, values);
   const std::int64_t n = layout.targets();
   const int width = d * parts * channels;
   pass.product = rows_of(product, n, width, "product");
@@ -172,15 +182,15 @@ void product_forward(const Layout& layout, int d, int channels, int parts, int g
 // `product` is what forward wrote and `grad` the gradient of `step` (with a gate), else `grad` is that of `product`.
 template <class T>
 void product_backward(const Layout& layout, int d, int channels, int parts, int gate, T floor, Matrix<const T> blocks,
-                      Matrix<const T> diagonal, std::optional<Matrix<const T>> size_blocks,
-                      std::optional<Matrix<const T>> size_diagonal, Matrix<const T> values,
+                      Matrix<const T> diagonal, std::optional<Matrix<const T>> minus_blocks,
+                      std::optional<Matrix<const T>> minus_diagonal, Matrix<const T> values,
                       std::optional<Matrix<const T>> product, Matrix<const T> grad, Matrix<T> values_grad,
                       std::optional<Matrix<T>> blocks_grad, std::optional<Matrix<T>> diagonal_grad,
-                      std::optional<Matrix<T>> size_blocks_grad, std::optional<Matrix<T>> size_diagonal_grad,
+                      std::optional<Matrix<T>> minus_blocks_grad, std::optional<Matrix<T>> minus_diagonal_grad,
                       int requested_threads) {
   const BlockFunctions<T> functions = block_functions_for<T>(d);
   ProductPass<T> pass =
-      product_pass<T>(layout, d, channels, parts, gate, floor, blocks, diagonal, size_blocks, size_diagonal, values);
+      product_pass<T>(layout, d, channels, parts, gate, floor, blocks, diagonal, minus_blocks, minus_diagonal, values);
   const std::int64_t n = layout.targets(), e = layout.edges(), dd = static_cast<std::int64_t>(d) * d;
   const int width = d * parts * channels, threads = threads_for(layout, requested_threads);
   const Plan& plan = layout.plan(threads);
@@ -198,10 +208,10 @@ void product_backward(const Layout& layout, int d, int channels, int parts, int 
   pass.values_grad = contiguous(values_grad, n + plan.ghosts, width, "values_grad");
   pass.blocks_grad = rows_of(blocks_grad, e, dd, "blocks_grad");
   pass.diagonal_grad = rows_of(diagonal_grad, n, dd, "diagonal_grad");
-  pass.size_blocks_grad = rows_of(size_blocks_grad, e, dd, "size_blocks_grad");
-  pass.size_diagonal_grad = rows_of(size_diagonal_grad, n, dd, "size_diagonal_grad");
-  if (size_blocks_grad && !blocks_grad) refuse("size_blocks_grad", "comes with blocks_grad");
-  if (size_diagonal_grad && !diagonal_grad) refuse("size_diagonal_grad", "comes with diagonal_grad");
+  pass.minus_blocks_grad = rows_of(minus_blocks_grad, e, dd, "minus_blocks_grad");
+  pass.minus_diagonal_grad = rows_of(minus_diagonal_grad, n, dd, "minus_diagonal_grad");
+  if (minus_blocks_grad && !blocks_grad) refuse("minus_blocks_grad", "comes with blocks_grad");
+  if (minus_diagonal_grad && !diagonal_grad) refuse("minus_diagonal_grad", "comes with diagonal_grad");
   pass.slot = plan.slot.empty() ? layout.source.data() : plan.slot.data();
   nb::gil_scoped_release release;
   std::optional<Table<T>> through_gate;

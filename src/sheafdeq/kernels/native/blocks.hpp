@@ -20,12 +20,16 @@ template <class T, int D> struct MapKernel {
   static constexpr int W = Lanes<T>::W, EB = Common::EB, most_squared = Edge::most_squared;
 
   struct Block : Common::Edges {
-    alignas(64) T maps[2 * most_squared * EB];     // raw outputs, then F, then gradients of the raw outputs
-    alignas(64) T sizes[2 * most_squared * EB];    // M, then its gradient
-    alignas(64) T tangent[2 * most_squared * EB];  // tanh(raw / 2)
-    alignas(64) T inverse[2 * EB];                 // 1 / sqrt(|raw|^2 + softening^2)
-    alignas(64) T product[most_squared * EB];      // w F_t^T F_s forward, gradient of the block backward
-    alignas(64) T square[most_squared * EB];       // F_t^T F_t, upper triangle
+    alignas(64) T maps[2 * most_squared * EB];        // raw outputs, then F or F+, then gradients of the raw outputs
+    alignas(64) T inverse[2 * EB];                    // 1 / sqrt(|raw|^2 + softening^2)
+    alignas(64) T product[most_squared * EB];         // w F_t^T F_s forward, gradient of the block backward
+    alignas(64) T square[most_squared * EB];          // F_t^T F_t, upper triangle
+    // with sizes
+    alignas(64) T minus[2 * most_squared * EB];       // F-
+    alignas(64) T sizes[2 * most_squared * EB];       // M, then its gradient
+    alignas(64) T share[2][2 * most_squared * EB];    // F+ / M and F- / M
+    alignas(64) T minus_product[most_squared * EB];
+    alignas(64) T minus_square[most_squared * EB];
   };
 
   static SHEAFDEQ_INLINE int dim(const MapPass<T>& pass) { return D ? D : pass.d; }
@@ -56,9 +60,13 @@ template <class T, int D> struct MapKernel {
     if (pass.sizes) {
       spread_rows(pass.sizes + e0 * 2 * dd, 2 * dd, block.count, block.sizes);
       for (int i = 0; i < 2 * dd * EB; i += W) {
-        const V t = hyperbolic_tangent<T>(splat(T(0.5)) * load(block.maps + i));
-        store(block.tangent + i, t);
-        store(block.maps + i, t * load(block.sizes + i));
+        V plus, minus;
+        const V size = load(block.sizes + i);
+        two_shares<T>(load(block.maps + i), plus, minus);
+        store(block.share[0] + i, plus);
+        store(block.share[1] + i, minus);
+        store(block.maps + i, plus * size);
+        store(block.minus + i, minus * size);
       }
       return;
     }
@@ -66,10 +74,19 @@ template <class T, int D> struct MapKernel {
     for (int map = 0; map < 2; map++)
       for (int g = 0; g < EB; g += W) {
         T* raw = block.maps + map * dd * EB + g;
-        V sum = soft;
+        V sum = soft, factor = splat(T(1));
         for (int i = 0; i < dd; i++) sum += load(raw + i * EB) * load(raw + i * EB);
+        if (__builtin_expect(any_lane(sum > splat(largest_square<T>)), 0)) {  // squares overflow: beside them softening is nothing
+          factor = sum > splat(largest_square<T>) ? splat(taming_factor<T>) : factor;
+          sum = soft * factor * factor;
+          for (int i = 0; i < dd; i++) {
+            const V x = load(raw + i * EB) * factor;
+            store(raw + i * EB, x);
+            sum += x * x;
+          }
+        }
         const V inverse = splat(T(1)) / root(sum);
-        store(block.inverse + map * EB + g, inverse);
+        store(block.inverse + map * EB + g, inverse * factor);
         for (int i = 0; i < dd; i++) store(raw + i * EB, load(raw + i * EB) * inverse);
       }
   }
@@ -95,18 +112,62 @@ template <class T, int D> struct MapKernel {
     }
   }
 
+  // The same from F+ and F-: `product` and `square` collect what has equal signs, the others what has different ones.
+  static SHEAFDEQ_NOINLINE void split_products(const MapPass<T>& pass, Block& block) {
+    const int d = dim(pass), dd = d * d;
+    for (int g = 0; g < EB; g += W) {
+      const T *fs = block.maps + g, *ft = fs + dd * EB, *ms = block.minus + g, *mt = ms + dd * EB;
+      const V w = load(block.weight + g);
+      Edge::each(d, [&](int i) {
+        V column[Edge::most], minus_column[Edge::most];
+        SHEAFDEQ_UNROLL for (int k = 0; k < d; k++) {
+          column[k] = load(ft + (k * d + i) * EB);
+          minus_column[k] = load(mt + (k * d + i) * EB);
+        }
+        auto pair = [&](const T* plus, const T* minus, int j, V& equal, V& different) {
+          equal = different = V{};
+          SHEAFDEQ_UNROLL for (int k = 0; k < d; k++) {
+            const V x = load(plus + (k * d + j) * EB), y = load(minus + (k * d + j) * EB);
+            equal += column[k] * x + minus_column[k] * y;
+            different += column[k] * y + minus_column[k] * x;
+          }
+        };
+        Edge::each(d, [&](int j) {
+          V equal, different;
+          pair(fs, ms, j, equal, different);
+          store(block.product + (i * d + j) * EB + g, equal * w);
+          store(block.minus_product + (i * d + j) * EB + g, different * w);
+          if (j < i) return;
+          pair(ft, mt, j, equal, different);
+          store(block.square + (i * d + j) * EB + g, equal);
+          store(block.minus_square + (i * d + j) * EB + g, different);
+        });
+      });
+    }
+  }
+
+  // (I or 0) + factor * symmetric, from the upper triangle.
+  static SHEAFDEQ_INLINE void write_diagonal(int d, bool identity, T factor, const T* upper, T* out) {
+    for (int i = 0; i < d; i++)
+      for (int j = 0; j < d; j++) out[i * d + j] = T(identity && i == j) + factor * (i < j ? upper[i * d + j] : upper[j * d + i]);
+  }
+
   static void forward(const MapPass<T>& pass, const EdgeShare<T>& share) {
     const int d = dim(pass), dd = d * d;
+    const bool split = pass.sizes != nullptr;
     T* columns = share.scratch;
     Block block;
-    V diagonal[most_squared];
+    V diagonal[most_squared], minus_diagonal[most_squared];
     T upper[most_squared];
     std::int64_t v = share.first;
     const std::int64_t end = pass.pointer[share.last];
     auto enter = [&] {
       for (; v < share.last && pass.pointer[v + 1] == pass.pointer[v]; v++)
-        for (int i = 0; i < dd; i++) pass.diagonal[v * dd + i] = T(i % (d + 1) == 0);
-      for (int i = 0; i < dd; i++) diagonal[i] = V{};
+        for (int i = 0; i < dd; i++) {
+          pass.diagonal[v * dd + i] = T(i % (d + 1) == 0);
+          if (split) pass.minus_diagonal[v * dd + i] = T(0);
+        }
+      for (int i = 0; i < dd; i++) diagonal[i] = minus_diagonal[i] = V{};
     };
     enter();
     for (std::int64_t e0 = pass.pointer[share.first]; e0 < end; e0 += EB) {
@@ -114,18 +175,31 @@ template <class T, int D> struct MapKernel {
       const typename Common::Ahead next = Common::reads_after(pass, e0, end);
       for (int quarter = 0; quarter < 4; quarter++) next.request(quarter);
       maps_of<false>(pass, block, e0, nullptr, columns);
-      products(pass, block);
+      if (split) {
+        split_products(pass, block);
+        collect_rows(block.minus_product, dd, block.count, pass.minus_blocks + e0 * dd);
+      } else {
+        products(pass, block);
+      }
       collect_rows(block.product, dd, block.count, pass.blocks + e0 * dd);
       for (int a = 0; a < block.count;) {
         const std::int64_t stop = pass.pointer[v + 1] - e0;
         const int b = stop < block.count ? static_cast<int>(stop) : block.count;
         Edge::add_squares(d, block.square, a, b, diagonal);
+        if (split) Edge::add_squares(d, block.minus_square, a, b, minus_diagonal);
         if (stop == b) {
           Edge::sum_lanes(d, diagonal, upper);
           const T factor = pass.sign * pass.inverse_degree[v];
-          for (int i = 0; i < d; i++)
-            for (int j = 0; j < d; j++)
-              pass.diagonal[v * dd + i * d + j] = T(i == j) + factor * (i < j ? upper[i * d + j] : upper[j * d + i]);
+          if (!split) {
+            write_diagonal(d, true, factor, upper, pass.diagonal + v * dd);
+          } else {  // what is subtracted goes to the other side
+            const T size = factor < T(0) ? -factor : factor;
+            T *equal = pass.diagonal + v * dd, *different = pass.minus_diagonal + v * dd;
+            if (factor < T(0)) std::swap(equal, different);
+            write_diagonal(d, equal == pass.diagonal + v * dd, size, upper, equal);
+            Edge::sum_lanes(d, minus_diagonal, upper);
+            write_diagonal(d, different == pass.diagonal + v * dd, size, upper, different);
+          }
           v++;
           enter();
         }
@@ -156,19 +230,47 @@ template <class T, int D> struct MapKernel {
       for (int map = 0; map < 2; map++) {
         T* f = map ? maps_t : maps_s;
         const V* gradient = map ? gt : gs;
-        if (pass.sizes) {
-          T *size = block.sizes + map * dd * EB + g, *tangent = block.tangent + map * dd * EB + g;
-          Edge::each(dd, [&](int i) {
-            const V t = load(tangent + i * EB);
-            store(f + i * EB, gradient[i] * load(size + i * EB) * (splat(T(0.5)) - splat(T(0.5)) * t * t));
-            store(size + i * EB, gradient[i] * t);
-          });
-        } else {
-          const V inverse = load(block.inverse + map * EB + g);
-          V along{};
-          Edge::each(dd, [&](int i) { along += gradient[i] * load(f + i * EB); });
-          Edge::each(dd, [&](int i) { store(f + i * EB, (gradient[i] - load(f + i * EB) * along) * inverse); });
-        }
+        const V inverse = load(block.inverse + map * EB + g);
+        V along{};
+        Edge::each(dd, [&](int i) { along += gradient[i] * load(f + i * EB); });
+        Edge::each(dd, [&](int i) { store(f + i * EB, (gradient[i] - load(f + i * EB) * along) * inverse); });
+      }
+    }
+  }
+
+  // The same with sizes: gradients of the equal and of the different products are in `product` and `minus_product`, those
+  // through the diagonal in `curve` and `minus_curve`.
+  static SHEAFDEQ_NOINLINE void split_gradients(const MapPass<T>& pass, Block& block, const T* curve, const T* minus_curve) {
+    const int d = dim(pass), dd = d * d;
+    for (int g = 0; g < EB; g += W) {
+      T *plus_s = block.maps + g, *plus_t = plus_s + dd * EB, *minus_s = block.minus + g, *minus_t = minus_s + dd * EB;
+      const V w = load(block.weight + g);
+      V gs[most_squared], gt[most_squared], hs[most_squared], ht[most_squared];  // of F+, and of F-
+      Edge::each(dd, [&](int i) { gs[i] = gt[i] = hs[i] = ht[i] = V{}; });
+      Edge::each(d, [&](int i) {
+        Edge::each(d, [&](int j) {
+          const int at = (i * d + j) * EB + g, turned = (i < j ? i * d + j : j * d + i) * Edge::pitch + g;
+          const V x = load(block.product + at) * w, y = load(block.minus_product + at) * w;
+          const V z = load(curve + turned), u = load(minus_curve + turned);
+          SHEAFDEQ_UNROLL for (int k = 0; k < d; k++) {
+            const int left = (k * d + i) * EB, right = (k * d + j) * EB;
+            const V sp = load(plus_s + right), sm = load(minus_s + right), tp = load(plus_t + right), tm = load(minus_t + right);
+            gt[k * d + i] += (x * sp + y * sm) + (z * tp + u * tm);
+            ht[k * d + i] += (x * sm + y * sp) + (z * tm + u * tp);
+            const V lp = load(plus_t + left), lm = load(minus_t + left);
+            gs[k * d + j] += x * lp + y * lm;
+            hs[k * d + j] += x * lm + y * lp;
+          }
+        });
+      });
+      for (int map = 0; map < 2; map++) {
+        const V *by_plus = map ? gt : gs, *by_minus = map ? ht : hs;
+        const int at = map * dd * EB + g;
+        Edge::each(dd, [&](int i) {
+          const V p = load(block.share[0] + at + i * EB), m = load(block.share[1] + at + i * EB);
+          store(block.maps + at + i * EB, (by_plus[i] - by_minus[i]) * load(block.sizes + at + i * EB) * (p * m));
+          store(block.sizes + at + i * EB, by_plus[i] * p + by_minus[i] * m);
+        });
       }
     }
   }
@@ -191,8 +293,10 @@ template <class T, int D> struct MapKernel {
         }
     };
     Block block;
-    alignas(64) T curve[most_squared * Edge::pitch];  // written with overrun, as in edges.hpp
-    T upper[most_squared];
+    const bool split = pass.sizes != nullptr;
+    // written with overrun, as in edges.hpp
+    alignas(64) T curve[most_squared * Edge::pitch], minus_curve[most_squared * Edge::pitch];
+    T upper[most_squared], minus_upper[most_squared];
     std::int64_t v = share.first;
     const std::int64_t end = pass.pointer[share.last];
     auto enter = [&] {
@@ -200,10 +304,17 @@ template <class T, int D> struct MapKernel {
         T* hidden = pass.target_hidden_grad + v * pass.target_hidden_grad_stride;
         for (int i = 0; i < h; i++) hidden[i] = T(0);
         if (pass.pointer[v + 1] == pass.pointer[v]) continue;
-        const T factor = pass.sign * pass.inverse_degree[v];
-        const T* grad = pass.diagonal_grad + v * dd;
+        T factor = pass.sign * pass.inverse_degree[v];
+        const T *grad = pass.diagonal_grad + v * dd, *minus_grad = split ? pass.minus_diagonal_grad + v * dd : nullptr;
+        if (split && factor < T(0)) {
+          factor = -factor;
+          std::swap(grad, minus_grad);
+        }
         for (int i = 0; i < d; i++)
-          for (int j = i; j < d; j++) upper[i * d + j] = factor * (grad[i * d + j] + grad[j * d + i]);
+          for (int j = i; j < d; j++) {
+            upper[i * d + j] = factor * (grad[i * d + j] + grad[j * d + i]);
+            if (split) minus_upper[i * d + j] = factor * (minus_grad[i * d + j] + minus_grad[j * d + i]);
+          }
         return;
       }
     };
@@ -221,6 +332,9 @@ template <class T, int D> struct MapKernel {
           for (int j = i; j < d; j++) {
             const V z = splat(upper[i * d + j]);
             for (int e = 0; e < EB; e += W) store(curve + (i * d + j) * Edge::pitch + a + e, z);
+            if (!split) continue;
+            const V u = splat(minus_upper[i * d + j]);
+            for (int e = 0; e < EB; e += W) store(minus_curve + (i * d + j) * Edge::pitch + a + e, u);
           }
         if (stop == b) {
           v++;
@@ -231,8 +345,13 @@ template <class T, int D> struct MapKernel {
       spread_rows(pass.blocks_grad + e0 * dd, dd, block.count, block.product);  // places beyond the last edge have weight 0
       if (block.count < EB)
         for (int i = 0; i < dd; i++)
-          for (int e = block.count; e < EB; e++) curve[i * Edge::pitch + e] = T(0);
-      map_gradients(pass, block, curve);
+          for (int e = block.count; e < EB; e++) curve[i * Edge::pitch + e] = minus_curve[i * Edge::pitch + e] = T(0);
+      if (split) {
+        spread_rows(pass.minus_blocks_grad + e0 * dd, dd, block.count, block.minus_product);
+        split_gradients(pass, block, curve, minus_curve);
+      } else {
+        map_gradients(pass, block, curve);
+      }
       for (int quarter = 0; quarter < 4; quarter++) next.request(quarter);
       if (pass.sizes_grad) collect_rows(block.sizes, 2 * dd, block.count, pass.sizes_grad + e0 * 2 * dd);
       if (parameters) {
@@ -261,78 +380,119 @@ template <class T, int D> struct ProductKernel {
 
   static SHEAFDEQ_INLINE int dim(const ProductPass<T>& pass) { return D ? D : pass.d; }
 
-  // One entry of a matrix in all lanes; its absolute value where no sizes were given.
-  template <bool absolute> static SHEAFDEQ_INLINE V entry(T x) {
-    return splat(absolute ? (sizeof(T) == 4 ? T(__builtin_fabsf(float(x))) : T(__builtin_fabs(double(x)))) : x);
-  }
-  // sign(x) y, with sign(0) = 0 as PyTorch has it.
-  static SHEAFDEQ_INLINE V signed_by(T x, V y) {
-    const V m = splat(x), minus = splat(T(-0.0));
-    return m == V{} ? V{} : (V)((I)y ^ ((I)m & (I)minus));
-  }
+  static SHEAFDEQ_INLINE T size_of(T x) { return sizeof(T) == 4 ? T(__builtin_fabsf(float(x))) : T(__builtin_fabs(double(x))); }
 
   static SHEAFDEQ_INLINE void ask_for(const T* row, int width) {
     const char* bytes = reinterpret_cast<const char*>(row);
     for (int b = 0; b < width * static_cast<int>(sizeof(T)); b += 64) __builtin_prefetch(bytes + b);
   }
 
+  // Calls add(matrix, minus, values) for the node itself and for every edge into it; minus is null without `minus_*`.
+  template <class F>
+  static SHEAFDEQ_INLINE void each_message(const ProductPass<T>& pass, std::int64_t v, bool ahead, std::int64_t last, F&& add) {
+    const int d = dim(pass), dd = d * d, width = d * pass.parts * pass.channels;
+    add(pass.diagonal + v * dd, pass.minus_diagonal ? pass.minus_diagonal + v * dd : nullptr, pass.values + v * width);
+    for (std::int64_t e = pass.pointer[v]; e < pass.pointer[v + 1]; e++) {
+      if (ahead && e + reach < last) ask_for(pass.values + pass.source[e + reach] * static_cast<std::int64_t>(width), width);
+      add(pass.blocks + e * dd, pass.minus_blocks ? pass.minus_blocks + e * dd : nullptr,
+          pass.values + pass.source[e] * static_cast<std::int64_t>(width));
+    }
+  }
+
   // row[i] = matrix values[i] summed over the node and its edges, NV vectors of channels at once.
-  template <int NV, bool absolute>
-  static SHEAFDEQ_INLINE void receive(const ProductPass<T>& pass, std::int64_t v, int c, const T* blocks, const T* diagonal,
-                                      std::int64_t last, T* row) {
-    const int d = dim(pass), q = pass.parts * pass.channels, width = d * q;
+  template <int NV>
+  static SHEAFDEQ_INLINE void receive(const ProductPass<T>& pass, std::int64_t v, int c, std::int64_t last, T* row) {
+    const int d = dim(pass), q = pass.channels;
     V sum[most][NV];
     SHEAFDEQ_UNROLL for (int i = 0; i < d; i++) SHEAFDEQ_UNROLL for (int k = 0; k < NV; k++) sum[i][k] = V{};
-    auto add = [&](const T* matrix, const T* values) {
+    each_message(pass, v, c == 0, last, [&](const T* matrix, const T*, const T* values) {
       SHEAFDEQ_UNROLL for (int j = 0; j < d; j++) {
         V y[NV];
-        SHEAFDEQ_UNROLL for (int k = 0; k < NV; k++) y[k] = load(values + j * q + k * W);
+        SHEAFDEQ_UNROLL for (int k = 0; k < NV; k++) y[k] = load(values + j * q + c + k * W);
         SHEAFDEQ_UNROLL for (int i = 0; i < d; i++) {
-          const V m = entry<absolute>(matrix[i * d + j]);
+          const V m = splat(matrix[i * d + j]);
           SHEAFDEQ_UNROLL for (int k = 0; k < NV; k++) sum[i][k] += m * y[k];
         }
       }
-    };
-    add(diagonal + v * d * d, pass.values + v * width + c);
-    for (std::int64_t e = pass.pointer[v]; e < pass.pointer[v + 1]; e++) {
-      if (c == 0 && e + reach < last) ask_for(pass.values + pass.source[e + reach] * static_cast<std::int64_t>(width), width);
-      add(blocks + e * d * d, pass.values + pass.source[e] * static_cast<std::int64_t>(width) + c);
-    }
+    });
     SHEAFDEQ_UNROLL for (int i = 0; i < d; i++) SHEAFDEQ_UNROLL for (int k = 0; k < NV; k++) store(row + i * q + c + k * W, sum[i][k]);
   }
 
-  template <bool absolute>
-  static SHEAFDEQ_INLINE void receive_part(const ProductPass<T>& pass, std::int64_t v, int part, const T* blocks,
-                                           const T* diagonal, std::int64_t last, T* row) {
-    const int begin = part * pass.channels, end = begin + pass.channels;
-    int c = begin;
-    for (; c + 2 * W <= end; c += 2 * W) receive<2, absolute>(pass, v, c, blocks, diagonal, last, row);
-    for (; c < end; c += W) receive<1, absolute>(pass, v, c, blocks, diagonal, last, row);
+  // The two parts y+ and y- of a row. A negative entry exchanges X+ and X- where they are read.
+  template <bool pair>
+  static SHEAFDEQ_INLINE void receive_parts(const ProductPass<T>& pass, std::int64_t v, int c, std::int64_t last, T* row) {
+    const int d = dim(pass), q = pass.channels, r = 2 * q;
+    V plus[most], minus[most];
+    SHEAFDEQ_UNROLL for (int i = 0; i < d; i++) plus[i] = minus[i] = V{};
+    each_message(pass, v, c == 0, last, [&](const T* matrix, const T* other, const T* values) {
+      SHEAFDEQ_UNROLL for (int j = 0; j < d; j++) {
+        const T* at = values + j * r + c;
+        if constexpr (pair) {
+          const V x = load(at), y = load(at + q);
+          SHEAFDEQ_UNROLL for (int i = 0; i < d; i++) {
+            const V m = splat(matrix[i * d + j]), o = splat(other[i * d + j]);
+            plus[i] += m * x + o * y;
+            minus[i] += m * y + o * x;
+          }
+        } else {
+          SHEAFDEQ_UNROLL for (int i = 0; i < d; i++) {
+            const T entry = matrix[i * d + j];
+            const int turned = entry < T(0) ? q : 0;
+            const V m = splat(size_of(entry));
+            plus[i] += m * load(at + turned);
+            minus[i] += m * load(at + q - turned);
+          }
+        }
+      }
+    });
+    SHEAFDEQ_UNROLL for (int i = 0; i < d; i++) {
+      store(row + i * r + c, plus[i]);
+      store(row + i * r + q + c, minus[i]);
+    }
   }
 
-  // gate(p, g), and its two derivatives.
-  static SHEAFDEQ_INLINE V gated(const ProductPass<T>& pass, V p, V g) {
-    const V half = splat(T(0.5)), one = splat(T(1));
-    const V a = half * (g + p), b = half * (g - p);
-    if (pass.gate == Gate::tanh) return hyperbolic_tangent<T>(a) - hyperbolic_tangent<T>(b);
-    if (pass.gate == Gate::rational) return p / ((one + a) * (one + b));
-    return p / (splat(pass.floor) + g);
+  static SHEAFDEQ_INLINE void receive_all(const ProductPass<T>& pass, std::int64_t v, std::int64_t last, T* row) {
+    const int q = pass.channels;
+    int c = 0;
+    if (pass.parts == 1) {
+      for (; c + 2 * W <= q; c += 2 * W) receive<2>(pass, v, c, last, row);
+      for (; c < q; c += W) receive<1>(pass, v, c, last, row);
+    } else if (pass.minus_diagonal) {
+      for (; c < q; c += W) receive_parts<true>(pass, v, c, last, row);
+    } else {
+      for (; c < q; c += W) receive_parts<false>(pass, v, c, last, row);
+    }
   }
-  static SHEAFDEQ_INLINE void gate_slopes(const ProductPass<T>& pass, V p, V g, V& by_p, V& by_g) {
-    const V half = splat(T(0.5)), one = splat(T(1));
-    const V a = half * (g + p), b = half * (g - p);
+
+  // gate(y+, y-), and its two derivatives. Infinite parts (an overflow in the sums) count as very large ones.
+  static SHEAFDEQ_INLINE V bounded(V x) {
+    const V most_of = splat(sizeof(T) == 4 ? T(0x1p125) : T(0x1p1021));
+    return x > most_of ? most_of : x;
+  }
+  static SHEAFDEQ_INLINE V gated(const ProductPass<T>& pass, V a, V b) {
+    const V one = splat(T(1));
+    if (pass.gate == Gate::tanh) return hyperbolic_tangent<T>(a) - hyperbolic_tangent<T>(b);
+    a = bounded(a);
+    b = bounded(b);
+    if (pass.gate == Gate::rational) return ((a - b) / (one + a)) / (one + b);
+    return (a - b) / (splat(pass.floor) + a + b);
+  }
+  static SHEAFDEQ_INLINE void gate_slopes(const ProductPass<T>& pass, V a, V b, V& by_a, V& by_b) {
+    const V one = splat(T(1)), two = splat(T(2)), floor = splat(pass.floor);
     if (pass.gate == Gate::tanh) {
       const V x = hyperbolic_tangent<T>(a), y = hyperbolic_tangent<T>(b);
-      by_p = half * ((one - x * x) + (one - y * y));
-      by_g = half * (y * y - x * x);
+      by_a = one - x * x;
+      by_b = y * y - one;
     } else if (pass.gate == Gate::rational) {
       const V x = one / (one + a), y = one / (one + b);
-      by_p = half * (x * x + y * y);
-      by_g = -(p * (one + half * g)) * (x * y) * (x * y);  // half (x^2 - y^2) without cancellation
+      by_a = x * x;
+      by_b = -(y * y);
     } else {
-      const V x = one / (splat(pass.floor) + g);
-      by_p = x;
-      by_g = -p * x * x;
+      a = bounded(a);
+      b = bounded(b);
+      const V x = one / (floor + a + b);
+      by_a = (floor + two * b) * x * x;
+      by_b = -((floor + two * a) * x) * x;
     }
   }
 
@@ -341,13 +501,7 @@ template <class T, int D> struct ProductKernel {
     const std::int64_t last = pass.pointer[share.last];
     for (std::int64_t v = share.first; v < share.last; v++) {
       T* row = pass.product ? pass.product + v * width : share.scratch;
-      receive_part<false>(pass, v, 0, pass.blocks, pass.diagonal, last, row);
-      if (pass.parts == 2) {
-        if (pass.size_diagonal)
-          receive_part<false>(pass, v, 1, pass.size_blocks, pass.size_diagonal, last, row);
-        else
-          receive_part<true>(pass, v, 1, pass.blocks, pass.diagonal, last, row);
-      }
+      receive_all(pass, v, last, row);
       if (pass.gate == Gate::none) continue;
       for (int i = 0; i < d; i++)
         for (int c = 0; c < q; c += W) {
@@ -360,13 +514,16 @@ template <class T, int D> struct ProductKernel {
 
   // ------------------------------------------------------------------ backward
 
-  // out[i d + j] = grad[i] values[j], lane by lane; summed over the lanes later.
+  // out[i d + j] (+)= grad[i] values[j], lane by lane; summed over the lanes later.
+  template <bool fresh>
   static SHEAFDEQ_INLINE void inner_products(const ProductPass<T>& pass, const T* grad, const T* values, V* out) {
     constexpr int RI = D == 0 ? 1 : (D <= 3 ? D : 2);
     const int d = dim(pass), r = pass.parts * pass.channels, q = pass.channels;
     for (int i0 = 0; i0 < d; i0 += RI) {
       V sum[RI][most];
-      SHEAFDEQ_UNROLL for (int i = 0; i < RI; i++) SHEAFDEQ_UNROLL for (int j = 0; j < d; j++) sum[i][j] = V{};
+      SHEAFDEQ_UNROLL for (int i = 0; i < RI; i++) SHEAFDEQ_UNROLL for (int j = 0; j < d; j++) {
+        sum[i][j] = fresh ? V{} : out[(i0 + i) * d + j];
+      }
       for (int c = 0; c < q; c += W) {
         V x[RI];
         SHEAFDEQ_UNROLL for (int i = 0; i < RI; i++) x[i] = load(grad + (i0 + i) * r + c);
@@ -379,16 +536,22 @@ template <class T, int D> struct ProductKernel {
     }
   }
 
-  // Lane sums of one matrix gradient: through the signed part and, without sizes, through the absolute values.
+  // Lane sums of one matrix gradient: of A+ and of A- (in `other`), or of A, which is one or minus the other by its sign.
   static SHEAFDEQ_INLINE void matrix_gradient(const ProductPass<T>& pass, const T* matrix, const T* grad, const T* values,
-                                              V* out, V* sizes_out, V* spare) {
-    const int d = dim(pass);
-    inner_products(pass, grad, values, out);
+                                              V* out, V* minus_out, V* spare) {
+    const int d = dim(pass), q = pass.channels;
+    inner_products<true>(pass, grad, values, out);
     if (pass.parts == 1) return;
-    V* second = pass.size_diagonal ? sizes_out : spare;
-    inner_products(pass, grad + pass.channels, values + pass.channels, second);
-    if (pass.size_diagonal) return;
-    SHEAFDEQ_UNROLL for (int i = 0; i < d * d; i++) out[i] += signed_by(matrix[i], second[i]);
+    V* other = pass.minus_diagonal ? minus_out : spare;
+    inner_products<false>(pass, grad + q, values + q, out);
+    inner_products<true>(pass, grad, values + q, other);
+    inner_products<false>(pass, grad + q, values, other);
+    if (pass.minus_diagonal) return;
+    const V half = splat(T(0.5));
+    SHEAFDEQ_UNROLL for (int i = 0; i < d * d; i++) {  // at zero the mean of both sides, as |x| has it in PyTorch
+      const V m = splat(matrix[i]);
+      out[i] = m > V{} ? out[i] : (m < V{} ? -other[i] : half * (out[i] - other[i]));
+    }
   }
 
   // Sums over the lanes of `count` vectors; the last ones may be fewer than W.
@@ -401,45 +564,76 @@ template <class T, int D> struct ProductKernel {
   }
 
   // values[j] += sum_i matrix[i][j] grad[i], or = when `fresh`.
-  template <int NV, bool absolute, bool fresh>
+  template <int NV, bool fresh>
   static SHEAFDEQ_INLINE void send_back(const ProductPass<T>& pass, const T* matrix, const T* grad, int c, T* values) {
-    const int d = dim(pass), r = pass.parts * pass.channels;
+    const int d = dim(pass), q = pass.channels;
     V sum[most][NV];
     SHEAFDEQ_UNROLL for (int j = 0; j < d; j++) SHEAFDEQ_UNROLL for (int k = 0; k < NV; k++) {
-      sum[j][k] = fresh ? V{} : load(values + j * r + c + k * W);
+      sum[j][k] = fresh ? V{} : load(values + j * q + c + k * W);
     }
     SHEAFDEQ_UNROLL for (int i = 0; i < d; i++) {
       V x[NV];
-      SHEAFDEQ_UNROLL for (int k = 0; k < NV; k++) x[k] = load(grad + i * r + c + k * W);
+      SHEAFDEQ_UNROLL for (int k = 0; k < NV; k++) x[k] = load(grad + i * q + c + k * W);
       SHEAFDEQ_UNROLL for (int j = 0; j < d; j++) {
-        const V m = entry<absolute>(matrix[i * d + j]);
+        const V m = splat(matrix[i * d + j]);
         SHEAFDEQ_UNROLL for (int k = 0; k < NV; k++) sum[j][k] += m * x[k];
       }
     }
-    SHEAFDEQ_UNROLL for (int j = 0; j < d; j++) SHEAFDEQ_UNROLL for (int k = 0; k < NV; k++) store(values + j * r + c + k * W, sum[j][k]);
+    SHEAFDEQ_UNROLL for (int j = 0; j < d; j++) SHEAFDEQ_UNROLL for (int k = 0; k < NV; k++) store(values + j * q + c + k * W, sum[j][k]);
   }
-  template <bool absolute, bool fresh>
-  static SHEAFDEQ_INLINE void send_part(const ProductPass<T>& pass, int part, const T* matrix, const T* grad, T* values) {
-    const int begin = part * pass.channels, end = begin + pass.channels;
-    int c = begin;
-    for (; c + 2 * W <= end; c += 2 * W) send_back<2, absolute, fresh>(pass, matrix, grad, c, values);
-    for (; c < end; c += W) send_back<1, absolute, fresh>(pass, matrix, grad, c, values);
+  // The same for two parts: X+ and X- get what y+ and y- hand back.
+  template <bool pair, bool fresh>
+  static SHEAFDEQ_INLINE void send_parts(const ProductPass<T>& pass, const T* matrix, const T* other, const T* grad, int c,
+                                         T* values) {
+    const int d = dim(pass), q = pass.channels, r = 2 * q;
+    V plus[most], minus[most];
+    SHEAFDEQ_UNROLL for (int j = 0; j < d; j++) {
+      plus[j] = fresh ? V{} : load(values + j * r + c);
+      minus[j] = fresh ? V{} : load(values + j * r + q + c);
+    }
+    SHEAFDEQ_UNROLL for (int i = 0; i < d; i++) {
+      const T* at = grad + i * r + c;
+      if constexpr (pair) {
+        const V x = load(at), y = load(at + q);
+        SHEAFDEQ_UNROLL for (int j = 0; j < d; j++) {
+          const V m = splat(matrix[i * d + j]), o = splat(other[i * d + j]);
+          plus[j] += m * x + o * y;
+          minus[j] += m * y + o * x;
+        }
+      } else {
+        SHEAFDEQ_UNROLL for (int j = 0; j < d; j++) {
+          const T entry = matrix[i * d + j];
+          const int turned = entry < T(0) ? q : 0;
+          const V m = splat(size_of(entry));
+          plus[j] += m * load(at + turned);
+          minus[j] += m * load(at + q - turned);
+        }
+      }
+    }
+    SHEAFDEQ_UNROLL for (int j = 0; j < d; j++) {
+      store(values + j * r + c, plus[j]);
+      store(values + j * r + q + c, minus[j]);
+    }
   }
   template <bool fresh>
-  static SHEAFDEQ_INLINE void send(const ProductPass<T>& pass, const T* matrix, const T* size, const T* grad, T* values) {
-    send_part<false, fresh>(pass, 0, matrix, grad, values);
-    if (pass.parts == 1) return;
-    if (size)
-      send_part<false, fresh>(pass, 1, size, grad, values);
-    else
-      send_part<true, fresh>(pass, 1, matrix, grad, values);
+  static SHEAFDEQ_INLINE void send(const ProductPass<T>& pass, const T* matrix, const T* other, const T* grad, T* values) {
+    const int q = pass.channels;
+    int c = 0;
+    if (pass.parts == 1) {
+      for (; c + 2 * W <= q; c += 2 * W) send_back<2, fresh>(pass, matrix, grad, c, values);
+      for (; c < q; c += W) send_back<1, fresh>(pass, matrix, grad, c, values);
+    } else if (other) {
+      for (; c < q; c += W) send_parts<true, fresh>(pass, matrix, other, grad, c, values);
+    } else {
+      for (; c < q; c += W) send_parts<false, fresh>(pass, matrix, other, grad, c, values);
+    }
   }
 
   // Gradient of the product through the gate, and everything on the diagonal. Rows are written, not added to, so that the
   // edges may add to them afterwards, from whatever thread the plan gives them.
   static void nodes(const ProductPass<T>& pass, std::int64_t first, std::int64_t last) {
     const int d = dim(pass), dd = d * d, q = pass.step_channels, r = pass.parts * pass.channels, width = d * r;
-    V lanes[most * most + W], size_lanes[most * most + W], spare[most * most];
+    V lanes[most * most + W], minus_lanes[most * most + W], spare[most * most];
     for (std::int64_t v = first; v < last; v++) {
       T* grad = pass.product_grad + v * width;
       if (pass.gate != Gate::none) {
@@ -447,20 +641,20 @@ template <class T, int D> struct ProductKernel {
         for (int i = 0; i < d; i++) {
           int c = 0;
           for (; c < q; c += W) {
-            V by_p, by_g;
-            gate_slopes(pass, load(row + i * r + c), load(row + i * r + pass.channels + c), by_p, by_g);
+            V by_plus, by_minus;
+            gate_slopes(pass, load(row + i * r + c), load(row + i * r + pass.channels + c), by_plus, by_minus);
             const V x = load_part(pass.step_grad + (v * d + i) * q + c, q - c);
-            store(grad + i * r + c, x * by_p);
-            store(grad + i * r + pass.channels + c, x * by_g);
+            store(grad + i * r + c, x * by_plus);
+            store(grad + i * r + pass.channels + c, x * by_minus);
           }
         }
       }
       const T *values = pass.values + v * width, *matrix = pass.diagonal + v * dd;
-      send<true>(pass, matrix, pass.size_diagonal ? pass.size_diagonal + v * dd : nullptr, grad, pass.values_grad + v * width);
+      send<true>(pass, matrix, pass.minus_diagonal ? pass.minus_diagonal + v * dd : nullptr, grad, pass.values_grad + v * width);
       if (!pass.diagonal_grad) continue;
-      matrix_gradient(pass, matrix, grad, values, lanes, size_lanes, spare);
+      matrix_gradient(pass, matrix, grad, values, lanes, minus_lanes, spare);
       write_sums(lanes, dd, pass.diagonal_grad + v * dd);
-      if (pass.size_diagonal_grad) write_sums(size_lanes, dd, pass.size_diagonal_grad + v * dd);
+      if (pass.minus_diagonal_grad) write_sums(minus_lanes, dd, pass.minus_diagonal_grad + v * dd);
     }
   }
 
@@ -468,13 +662,13 @@ template <class T, int D> struct ProductKernel {
     const int d = dim(pass), dd = d * d, width = d * pass.parts * pass.channels;
     // Vectors of W edges wait here until their lanes are summed: W edges fill whole vectors of results.
     V* waiting = reinterpret_cast<V*>(share.scratch);
-    V* waiting_sizes = waiting + (dd + 1) * W;
+    V* waiting_minus = waiting + (dd + 1) * W;
     V spare[most * most];
     std::int64_t start = pass.pointer[share.first];  // first edge that waits
     const std::int64_t end = pass.pointer[share.last];
     auto flush = [&](std::int64_t edges) {
       write_sums(waiting, edges * dd, pass.blocks_grad + start * dd);
-      if (pass.size_blocks_grad) write_sums(waiting_sizes, edges * dd, pass.size_blocks_grad + start * dd);
+      if (pass.minus_blocks_grad) write_sums(waiting_minus, edges * dd, pass.minus_blocks_grad + start * dd);
       start += edges;
     };
     for (std::int64_t v = share.first; v < share.last; v++) {
@@ -488,10 +682,10 @@ template <class T, int D> struct ProductKernel {
         if (pass.blocks_grad) {
           const std::int64_t place = (e - start) * dd;
           matrix_gradient(pass, matrix, grad, pass.values + pass.source[e] * static_cast<std::int64_t>(width), waiting + place,
-                          waiting_sizes + place, spare);
+                          waiting_minus + place, spare);
           if (e - start == W - 1) flush(W);
         }
-        send<false>(pass, matrix, pass.size_diagonal ? pass.size_blocks + e * dd : nullptr, grad,
+        send<false>(pass, matrix, pass.minus_diagonal ? pass.minus_blocks + e * dd : nullptr, grad,
                     pass.values_grad + pass.slot[e] * static_cast<std::int64_t>(width));
       }
     }

@@ -277,11 +277,22 @@ template <class T, int D> struct EdgeKernel {
   }
 
   // Frobenius norm and its reciprocal, edges in the lanes.
-  static SHEAFDEQ_INLINE V norm_of(const T* raw, int count) {
+  static SHEAFDEQ_INLINE V square_of(const T* raw, int count) {
     V sum{};
     for (int i = 0; i < count; i++) {
       const V x = load(raw + i * EB);
       sum += x * x;
+    }
+    return sum;
+  }
+  // The norm; maps whose squares overflow are scaled down in place, and `factor` says by how much.
+  static SHEAFDEQ_INLINE V norm_of(T* raw, int count, V& factor) {
+    V sum = square_of(raw, count);
+    factor = splat(T(1));
+    if (__builtin_expect(any_lane(sum > splat(largest_square<T>)), 0)) {
+      factor = sum > splat(largest_square<T>) ? splat(taming_factor<T>) : factor;
+      for (int i = 0; i < count; i++) store(raw + i * EB, load(raw + i * EB) * factor);
+      sum = square_of(raw, count);
     }
     return root(sum);
   }
@@ -294,8 +305,9 @@ template <class T, int D> struct EdgeKernel {
   static SHEAFDEQ_NOINLINE void products(const EdgePass<T>& pass, Block& block) {
     const int d = dim(pass);
     for (int g = 0; g < EB; g += W) {
-      const T *fs = block.raw[0] + g, *ft = block.raw[1] + g;
-      const V s = guarded(norm_of(fs, d * d)), t = guarded(norm_of(ft, d * d));
+      T *fs = block.raw[0] + g, *ft = block.raw[1] + g;
+      V factor;
+      const V s = guarded(norm_of(fs, d * d, factor)), t = guarded(norm_of(ft, d * d, factor));
       const V scale = s * t * load(block.weight + g), square = t * t;
       each(d, [&](int i) {
         V column[most];
@@ -500,7 +512,8 @@ template <class T, int D> struct EdgeKernel {
     const int d = dim(pass), dd = d * d;
     for (int g = 0; g < EB; g += W) {
       T *raw_s = block.raw[0] + g, *raw_t = block.raw[1] + g;
-      const V inverse_s = guarded(norm_of(raw_s, dd)), inverse_t = guarded(norm_of(raw_t, dd));
+      V factor_s, factor_t;
+      const V inverse_s = guarded(norm_of(raw_s, dd, factor_s)), inverse_t = guarded(norm_of(raw_t, dd, factor_t));
       const V w = load(block.weight + g);
       V fs[most_squared], ft[most_squared], gs[most_squared], gt[most_squared];
       each(dd, [&](int i) {
@@ -529,8 +542,8 @@ template <class T, int D> struct EdgeKernel {
         along_t += gt[i] * ft[i];
       });
       each(dd, [&](int i) {
-        store(raw_s + i * EB, (gs[i] - fs[i] * along_s) * inverse_s);
-        store(raw_t + i * EB, (gt[i] - ft[i] * along_t) * inverse_t);
+        store(raw_s + i * EB, (gs[i] - fs[i] * along_s) * (inverse_s * factor_s));
+        store(raw_t + i * EB, (gt[i] - ft[i] * along_t) * (inverse_t * factor_t));
       });
     }
   }

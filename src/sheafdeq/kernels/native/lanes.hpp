@@ -132,6 +132,26 @@ SHEAFDEQ_INLINE Vec<double> root(Vec<double> x) {
 #endif
 }
 
+// Whether any lane of a comparison is true.
+template <class I> SHEAFDEQ_INLINE bool any_lane(I mask) {
+#if SHEAFDEQ_VECTOR_BYTES == 64 && defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#elif SHEAFDEQ_VECTOR_BYTES == 32 && defined(__AVX__)
+  return _mm256_movemask_ps((__m256)mask) != 0;
+#elif SHEAFDEQ_VECTOR_BYTES == 16 && defined(__SSE2__)
+  return _mm_movemask_ps((__m128)mask) != 0;
+#else
+  bool any = false;
+  for (unsigned l = 0; l < sizeof(I) / sizeof(mask[0]); l++) any = any || mask[l];
+  return any;
+#endif
+}
+
+// Rows whose squares would overflow are first multiplied by a power of two, which changes no bit of what is normalised
+// afterwards. A row is touched only beyond `largest_square`, where even the smallest result stays far above the floors.
+template <class T> constexpr T largest_square = sizeof(T) == 4 ? T(0x1p100) : T(0x1p1000);
+template <class T> constexpr T taming_factor = sizeof(T) == 4 ? T(0x1p-80) : T(0x1p-530);
+
 // ------------------------------------------------------------------ tanh
 // x + x z R(z) with z = x^2 for small |x|, 1 - 2 / (exp(2 |x|) + 1) beyond: within 3 units in the last place. Range
 // reduction adds 1.5 * 2^mantissa, which rounds to an integer and leaves it in the low bits. NaN stays NaN.
@@ -195,6 +215,18 @@ template <class T> SHEAFDEQ_INLINE Vec<T> hyperbolic_tangent(Vec<T> x) {
   away = x < Vec<T>{} ? -away : away;
   const Vec<T> y = size < splat(T(0.625)) ? tanh_near(x) : away;
   return x != x ? x : y;
+}
+
+// 1 / (1 + exp(-x)) and 1 / (1 + exp(x)), both to full relative precision (the smaller one is not one minus the larger).
+template <class T> SHEAFDEQ_INLINE void two_shares(Vec<T> x, Vec<T>& plus, Vec<T>& minus) {
+  const Vec<T> far = splat(T(sizeof(T) == 4 ? 87 : 700)), one = splat(T(1));
+  Vec<T> size = x < Vec<T>{} ? -x : x;
+  const Vec<T> clamped = size > far ? far : size;
+  const Vec<T> small = exponential(-clamped), large = one / (one + small), rest = small * large;
+  plus = x < Vec<T>{} ? rest : large;
+  minus = x < Vec<T>{} ? large : rest;
+  plus = x != x ? x : plus;
+  minus = x != x ? x : minus;
 }
 
 // ------------------------------------------------------------------ shuffles

@@ -100,6 +100,8 @@ void choose(const std::string& name) {
   throw nb::value_error(("this machine or build has no kernel for the instruction set '" + name + "'").c_str());
 }
 
+constexpr int most_threads = 1024;  // as sheafdeq.threads.MOST_THREADS
+
 template <class T> using Matrix = nb::ndarray<T, nb::ndim<2>, nb::device::cpu>;
 template <class T> using Row = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
@@ -115,10 +117,12 @@ template <class T> T* checked(const Matrix<T>& matrix, std::int64_t rows, std::i
   if (rows > 0 && columns > 1 && matrix.stride(1) != 1) refuse(name, "must have contiguous rows");
   stride = matrix.shape(0) > 1 ? matrix.stride(0) : columns;
   if (rows > 1 && stride < columns) refuse(name, "has overlapping rows");
+  if (rows > 0 && columns > 0 && !matrix.data()) refuse(name, "has no memory of its own: pass a plain tensor");
   return matrix.data();
 }
 
 int threads_for(const Layout& layout, int requested) {
+  if (requested < 1 || requested > most_threads) refuse("threads", "must be between 1 and 1024");
   // Below a few thousand edges a thread costs more to wake than it saves.
   const std::int64_t useful = 1 + layout.edges() / 4096;
   return static_cast<int>(std::max<std::int64_t>(1, std::min<std::int64_t>({requested, useful, 256})));
@@ -635,6 +639,7 @@ NB_MODULE(_native, module) {
       .def("ghosts", [](const Layout& self, int threads) { return self.plan(threads_for(self, threads)).ghosts; })
       .def("threads", [](const Layout& self, int threads) { return threads_for(self, threads); });
 
+  module.attr("interface") = 2;  // raised when a call changes; sheafdeq.kernels.native_module asks for it
   bind<float>(module, "float");
   bind<double>(module, "double");
   module.def("advise", [](nb::ndarray<nb::device::cpu> tensor) { ask_for_huge_pages(tensor.data(), tensor.nbytes()); });
