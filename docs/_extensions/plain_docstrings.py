@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-_KEPT = re.compile(r"(``.+?``|:[a-zA-Z:]+:`[^`]+`)")
+_KEPT = re.compile(r"(``.+?``|:[a-zA-Z:]+:`[^`]+`)", re.DOTALL)
 _ROLE = re.compile(r":(?:class|func|meth|mod|attr|data|exc|math):`([^`]+)`")
 _SECTION = re.compile(r"^(Args|Arguments|Shapes|Returns|Raises|Invariants|Reference|Yields)\b.*:\s*$")
 
@@ -29,7 +29,7 @@ def escaped(text: str) -> str:
 
 def short(name: str) -> str:
     """What a role shows: the last part of a name with a tilde, else all of it."""
-    shown = name.split("<")[0].strip()
+    shown = " ".join(name.split("<")[0].split())
     return shown.lstrip("~!").rsplit(".", 1)[-1] if shown.startswith("~") else shown
 
 
@@ -88,7 +88,7 @@ def plain(lines: list[str]) -> list[str]:
                 made.append(f"* {escaped(line.strip()[2:])}" if new else f"  {escaped(line.strip())}")
             made.append("")
             continue
-        made += [*(escaped(line) for line in block), ""]
+        made += [*escaped("\n".join(block)).split("\n"), ""]  # a role may go over the end of a line
     return made
 
 

@@ -59,6 +59,9 @@ def test_filters_by_model_level_protocol_and_words(watched, report):
     assert all(row.get_attribute("data-protocol") == "other" for row in rows.all())
     page.locator("#filters button").click()
     assert count.inner_text() == f"{total} runs"
+    page.check("#filter-ours")
+    assert page.locator("tbody.empty:visible").count() == 0
+    assert page.locator("table.grouped tbody:visible").count() > 0
     page.fill("#filter-text", RUN)
     assert count.inner_text() == f"1 of {total} runs"
 
@@ -80,6 +83,7 @@ def test_a_run_page_draws_its_curves(watched, report):
     first.locator("svg").first.hover()
     assert "epoch" in first.locator(".readout").inner_text()
     first.locator("summary").click()
+    first.locator("details table").wait_for()
     assert first.locator("details table tr").count() > 10
     toggle = page.locator("figure.chart", has_text="Residual under continued").locator(".legend button").first
     toggle.click()

@@ -24,6 +24,7 @@ SCHEMAS = {
     "sheafdeq.async/1": "studies",
     "sheafdeq.diagnostics/1": "diagnostics",
     "sheafdeq.certificate/1": "certificates",
+    "sheafdeq.certificate/2": "certificates",
 }
 
 

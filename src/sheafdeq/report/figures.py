@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Drawing", "Source", "draw_all", "read_sources", "write_drawings"]
+__all__ = ["Drawing", "Source", "draw_all", "read_sources", "verdict_of", "write_drawings"]
 
 DIAGNOSTICS, ASYNC, CERTIFICATE = "sheafdeq.diagnostics/1", "sheafdeq.async/1", "sheafdeq.certificate/2"
 CERTIFICATES = ("sheafdeq.certificate/1", CERTIFICATE)
@@ -675,7 +675,7 @@ def _unstretched(value: Any) -> Any:
     return 100.6 - numpy.power(10.0, -numpy.asarray(value, dtype=float))
 
 
-def _verdict(certificate: dict[str, Any]) -> str:
+def verdict_of(certificate: dict[str, Any]) -> str:
     """Records of the first scheme called two states refuted without a proof; they are two candidates."""
     witness = certificate.get("witness")
     unproved = witness is not None and not witness["proved"]
@@ -707,7 +707,7 @@ def _frontier_points(sources: Sequence[Source], title: str) -> tuple[list[_Point
     for run, damping in sorted(keys, key=lambda key: _frontier_rank(key, certificates, diagnosed)):
         certificate, diagnosis, record = certificates.get(run), diagnosed.get((run, damping)), runs.get(run)
         penalised = record is not None and _is_penalised(record.run)
-        verdict = None if certificate is None else _verdict(certificate.payload["certificate"])
+        verdict = None if certificate is None else verdict_of(certificate.payload["certificate"])
         if diagnosis is not None:
             payload, continued = diagnosis.payload, diagnosis.payload["continued"]
             default = continued["trajectories"][0]

@@ -17,6 +17,7 @@ from sheafdeq.errors import InputError, UsageError
 from sheafdeq.records import EvaluationRecord, RunRecord, Summary, write_bytes
 from sheafdeq.report import tables
 from sheafdeq.report.collection import Collection
+from sheafdeq.report.figures import verdict_of
 from sheafdeq.report.site.charts import charts_of
 from sheafdeq.report.site.words import (
     certificate_sentences,
@@ -229,12 +230,13 @@ class _Run:
         self.evaluations = about.evaluations
         self.certificates = [
             {
-                **payload["certificate"],
+                **certificate,
                 "part": payload.get("part"),
                 "effort": payload.get("effort"),
-                "words": certificate_sentences(payload["certificate"]),
+                "words": certificate_sentences(certificate),
             }
             for payload in about.certificates
+            for certificate in ({**payload["certificate"], "verdict": verdict_of(payload["certificate"])},)
         ]
         self.sentences = run_sentences(record, self.diagnostics)
         self.charts = charts_of(record, self.diagnostics, self.staleness)
@@ -346,7 +348,7 @@ def _facts(runs: Sequence[_Run]) -> list[tuple[str, str]]:
         ("tasks", str(len({run.record.task.title for run in runs}))),
         ("at rest when read out", f"{sum(run.settled == 'converged' for run in recurrent)} of {len(recurrent)}"),
         ("certified", str(verdicts.count("certified"))),
-        ("refuted", str(verdicts.count("refuted"))),
+        ("refuted, two candidates", f"{verdicts.count('refuted')}, {verdicts.count('two candidates')}"),
         ("training time", duration(seconds)),
     ]
 

@@ -165,6 +165,7 @@ const sheafdeqChart = (() => {
   const SHAPES = {
     certified: (x, y) => svg("circle", { cx: x, cy: y, r: 5 }),
     refuted: (x, y) => svg("path", { d: `M${x - 5} ${y - 5}L${x + 5} ${y + 5}M${x - 5} ${y + 5}L${x + 5} ${y - 5}`, "stroke-width": 3 }),
+    "two candidates": (x, y) => svg("path", { d: `M${x - 6} ${y}H${x + 6}M${x} ${y - 6}V${y + 6}`, "stroke-width": 3 }),
     "not certified": (x, y) => svg("rect", { x: x - 4.5, y: y - 4.5, width: 9, height: 9 }),
     "": (x, y) => svg("path", { d: `M${x} ${y - 6}L${x + 6} ${y}L${x} ${y + 6}L${x - 6} ${y}Z` }),
   };
@@ -199,7 +200,7 @@ const sheafdeqChart = (() => {
       last = row;
     }
     figure.querySelector(".picture").append(picture);
-    figure.append(html("p", { className: "note", textContent: "● certified  ■ not certified  ✕ refuted  ◆ no certificate; filled: chosen" }));
+    figure.append(html("p", { className: "note", textContent: "● certified  ■ not certified  ✕ refuted  ✚ two candidates  ◆ no certificate; filled: chosen" }));
     container.append(figure);
     return figure;
   }

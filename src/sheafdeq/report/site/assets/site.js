@@ -101,8 +101,8 @@
       shown += keep;
     });
     for (const group of groups) {
-      const title = group.dataset.model.toLowerCase();
-      group.hidden = Boolean((model && !title.startsWith(model.toLowerCase())) || (text && !group.textContent.toLowerCase().includes(text)));
+      const title = group.dataset.model.toLowerCase(), bare = field("ours").checked && group.classList.contains("empty");
+      group.hidden = Boolean(bare || (model && !title.startsWith(model.toLowerCase())) || (text && !group.textContent.toLowerCase().includes(text)));
     }
     for (const cell of document.querySelectorAll("table.grouped [data-level]")) {
       cell.hidden = Boolean(level && cell.dataset.level && cell.dataset.level !== level);
