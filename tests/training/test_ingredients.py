@@ -125,7 +125,7 @@ def test_noise_disturbs_every_step_and_leaves_the_state_an_image(graph, model):
     step = model.step
     model.step = lambda state, context: seen.append(step(state, context)) or seen[-1]
     output, context = run_for_training(model, graph, SolveConfig(step_noise=0.1))
-    assert torch.equal(output.solution.value, seen[-1])
+    assert any(torch.equal(output.solution.value, image) for image in seen)
     plain = step(step(model.initial_state(context), context), context)
     assert not torch.allclose(seen[1], plain)
 
