@@ -27,8 +27,9 @@ __all__ = ["FREE", "Scope", "not_finite"]
 
 FREE = frozenset(
     {
-        "adjoint", "check", "closed_form", "extra_repr", "forward", "get_extra_state", "guaranteed_rate", "initial_state",
-        "num_parameters", "operator", "project", "readout", "reset_parameters", "run", "set_extra_state", "solve",
+        "adjoint", "check", "closed_form", "distance", "every_positive_start", "extra_repr", "forward", "get_extra_state",
+        "guaranteed_rate", "initial_state", "num_parameters", "operator", "project", "readout", "reset_parameters", "run",
+        "set_extra_state", "solve",
         "solve_staged", "solver", "steps", "stochastic_training", "_uses_edge_features",
     }
 )  # fmt: skip
