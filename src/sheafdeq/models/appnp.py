@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
-from sheafdeq.distances import THOMPSON
+from sheafdeq.distances import RELATIVE_ENTRY, THOMPSON, Distance
 from sheafdeq.equilibrium import Readout
 from sheafdeq.errors import InputError
 from sheafdeq.models.checks import checked_dropout, checked_positive
@@ -82,8 +82,6 @@ class APPNP(GatheringModel):
             raise InputError(f"alpha must be in (0, 1], got {alpha!r}")
         if shift is not None and not float(shift) > 1.0:
             raise InputError(f"shift must be above 1 (it keeps the state positive), or None for plain APPNP, got {shift!r}")
-        if shift is not None:
-            self.distance = THOMPSON
         self.in_channels, self.out_channels = in_channels, out_channels
         self.alpha = float(alpha)
         self.shift = None if shift is None else float(shift)
@@ -91,6 +89,11 @@ class APPNP(GatheringModel):
         self.encoder = nn.ModuleList([nn.Linear(in_channels, width), nn.Linear(width, width)])
         self.readout = Readout(width, out_channels)
         xavier(self.parameters())
+
+    @property
+    def distance(self) -> Distance:  # type: ignore[override]
+        """Thompson's metric with a shift, which keeps states positive."""
+        return RELATIVE_ENTRY if self.shift is None else THOMPSON
 
     def prepare(self, graph: Graph) -> AppnpContext:
         """The encoded features and the normalised adjacency."""
