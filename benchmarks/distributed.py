@@ -59,6 +59,7 @@ def main() -> None:
         if name == "scale":
             command.add_argument("--nodes", type=int, default=1_080_000)
             command.add_argument("--parts", type=int, nargs="+", default=[1, 2, 4, 8])
+            command.add_argument("--level", type=int, default=0, help="heterophily level of the community graph")
             command.add_argument("--steps", type=int, default=10)
             command.add_argument("--factor", type=float, default=4.0)
         else:
@@ -259,10 +260,10 @@ def slow(options: argparse.Namespace) -> dict[str, Any]:
 # ---------------------------------------------------------------------- a million nodes
 
 
-def _generate(folder: str, nodes: int, parts: list[int], queue: Any) -> None:
+def _generate(folder: str, nodes: int, level: int, parts: list[int], queue: Any) -> None:
     """In a process of its own, so that nobody else ever holds the whole graph."""
     begun = time.monotonic()
-    graph, _ = community_graph(42, level=10, nodes=nodes)
+    graph, _ = community_graph(42, level=level, nodes=nodes)
     generated = time.monotonic() - begun
     facts: dict[str, Any] = {"nodes": graph.num_nodes, "edges": graph.num_edges, "generating_seconds": round(generated, 1), "cuts": {}}
     for count in parts:
@@ -286,7 +287,7 @@ def scale(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         context = multiprocessing.get_context("spawn")
         queue = context.Queue()
-        process = context.Process(target=_generate, args=(folder, options.nodes, options.parts, queue))
+        process = context.Process(target=_generate, args=(folder, options.nodes, options.level, options.parts, queue))
         process.start()
         facts = queue.get()
         process.join()
@@ -319,7 +320,7 @@ def scale(options: argparse.Namespace) -> dict[str, Any]:
                 )
                 print(rows[-1], file=sys.stderr, flush=True)
     driver = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    facts |= {"steps": options.steps, "driver_peak_memory_bytes": driver, "rows": rows}
+    facts |= {"level": options.level, "steps": options.steps, "driver_peak_memory_bytes": driver, "rows": rows}
     return {"study": "scale", "model": type(model).__name__, **facts}
 
 

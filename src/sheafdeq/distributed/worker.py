@@ -143,6 +143,7 @@ class Worker:
         self.fetching: list[str] | None = None
         self.last_send = 0.0
         self.waiting_since = 0.0  # of the synchronous step under way
+        self.idle_since: float | None = None  # the own share of a synchronous step is done, others' is not
         self.metric: tuple[str, int, Tensor | None] | None = None
         self.slowdown = 1.0  # a round takes this many times as long as it needs (a slow machine, for studies)
         self.gradient: str | None = None  # unrolled or implicit while a forward pass is recorded
@@ -247,7 +248,7 @@ class Worker:
     def _forget(self, solve: int) -> None:
         self.solve, self.round = solve, 0
         self.image, self.stepping, self.run, self.snapshot, self.fetching = None, None, None, None, None
-        self.piece, self.adjoint = None, Adjoint()
+        self.piece, self.adjoint, self.idle_since = None, Adjoint(), None
         self.heard = {}
 
     def _on_resume(self, command: Message) -> list[Message]:
@@ -344,6 +345,9 @@ class Worker:
         self._publish(Kind.HALO, version_of(self.solve, number), self.state)
         self.stepping = (number, evaluate)
         self.waiting_since = time.monotonic()
+        if self.idle_since is not None:
+            self.counters.waited += self.waiting_since - self.idle_since
+            self.idle_since = None
 
     def _propose(self, active: Tensor) -> None:
         if self.image is None or not bool(active.any()):
@@ -382,12 +386,14 @@ class Worker:
         else:
             self.image = self._step(self.state, self.halo)
         self.counters.rounds += 1
-        if self.slowdown > 1:
-            time.sleep((self.slowdown - 1) * (time.monotonic() - begun))
         self._note_staleness(number)
         if self.tape is None:  # a recorded pass cannot be taken up again: it begins anew
             self.mail.keep(wanted, self.state, self.image)
-        return [self._judged("evaluated", {"step": number, **self._facts()}, self.image, self.state)]
+        report = self._judged("evaluated", {"step": number, **self._facts()}, self.image, self.state)
+        if self.slowdown > 1:  # all the work of a slow machine takes longer, as in a free-running round
+            time.sleep((self.slowdown - 1) * (time.monotonic() - begun))
+        self.idle_since = time.monotonic()
+        return [report]
 
     # ------------------------------------------------------------------ free running
 
