@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import builtins
+import contextlib
 import hashlib
 import importlib
 import json
@@ -32,7 +33,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ name = "toy"
 seeds = [42, 43]
 [training]
 max_epochs = 3
+test_every = 1
 [[tasks]]
 name = "community"
 level = 10
@@ -221,7 +223,7 @@ def watch(target: int | None, note: Path | None) -> Callable[[], None]:
 
 
 def break_the_writer() -> None:
-    """A writer that writes in place, a half at a time: what the checks must catch."""
+    """A writer that writes in place, a half at a time, and a store without rename: to be caught."""
 
     def in_place(path: Path, data: bytes) -> None:
         with open(path, "wb") as stream:
@@ -234,6 +236,16 @@ def break_the_writer() -> None:
         if getattr(module, "write_bytes", None) is records.write_bytes and module is not records:
             module.write_bytes = in_place  # type: ignore[attr-defined]
     records.write_bytes = in_place
+
+    from sheafdeq.training.store import RunStore
+
+    @contextlib.contextmanager
+    def straight(store: RunStore, run_id: str) -> Iterator[Path]:
+        store.open()
+        store.path(run_id).mkdir(exist_ok=True)
+        yield store.path(run_id)
+
+    RunStore.writing = straight  # type: ignore[method-assign]
 
 
 # ---------------------------------------------------------------------- what is in a folder
@@ -300,6 +312,8 @@ def said(path: Path) -> str:
     ):  # they print seconds and dates; their wholeness is checked above
         return "whole"
     data = path.read_bytes()
+    if problem(path):
+        return "not whole"
     if path.suffix == ".json":
         data = json.dumps(untimed(json.loads(data)), sort_keys=True).encode()
     return hashlib.sha256(data).hexdigest()
@@ -357,6 +371,8 @@ def examine(
         raise SystemExit(f"{name}: the undisturbed command ended with code {code}")
     seconds = time.monotonic() - began
     expected, operations = contents(reference), int(note.read_text())
+    if not expected:
+        raise SystemExit(f"{name}: the undisturbed command wrote nothing, so there is nothing to lose")
     counts: dict[str, Any] = {
         "command": name, "files": len(expected), "operations": operations, "kills": 0, "half_files": 0, "failed_afterwards": 0,
         "lost": 0, "extra": 0, "differing": 0, "left_aside": 0, "examples": [],
@@ -453,6 +469,8 @@ def main() -> int:
                 "ignn",
                 "--epochs",
                 "3",
+                "--test-every",
+                "1",
                 "--seed",
                 seed,
                 "--out",

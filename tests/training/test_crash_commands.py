@@ -12,7 +12,8 @@ import pytest
 
 from sheafdeq.records import write_sealed
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "crash_commands.py"
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "benchmarks" / "crash_commands.py"
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +45,18 @@ def test_half_files_and_leftovers_are_seen(crash, tmp_path):
     assert seen == {"a.json", "b.json", "c.safetensors", "d.png", "e.svg", "f.md", "0" * 64}
     (tmp_path / ".a.json.1.00000000").write_bytes(b"half")
     assert crash.left_aside(tmp_path) == [".a.json.1.00000000"]
+
+
+def test_the_recorded_outcomes_are_clean_and_cover_every_command(crash, tmp_path):
+    (tmp_path / "run").mkdir()
+    folder = ROOT / "results" / "crash_safety"
+    recorded = [json.loads(path.read_text()) for path in folder.glob("commands-seed*.json")]
+    assert [outcome["violations"] for outcome in recorded] == [0] * len(recorded)
+    rows = [counts for outcome in recorded for counts in outcome["commands"] if counts["files"]]
+    assert {counts["command"] for counts in rows} == set(crash.commands(tmp_path, tmp_path))
+    assert all(counts["kills"] >= counts["killed_at"] > 0 for counts in rows)
+    broken = json.loads((folder / "commands-broken-seed0.json").read_text())
+    assert all(counts["half_files"] for counts in broken["commands"])
 
 
 def _run(*arguments: str) -> tuple[int, list[dict]]:
