@@ -54,6 +54,4 @@ def _without_subclass(value: Tensor, name: str) -> Tensor:
     if own_dispatch and kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
         raise InputError(f"{name} is a {kind.__name__}, which is not one dense tensor of numbers: convert it to a plain torch.Tensor")
     with torch._C.DisableTorchFunctionSubclass():
-        if value.layout is not torch.strided:  # a label on a sparse tensor cannot be taken off
-            raise InputError(f"{name} is a {value.layout} tensor: give a dense one (for example value.to_dense())")
         return value.as_subclass(Tensor)
