@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -217,6 +218,25 @@ def test_captured_values_of_builders_count():
     )
     assert code_identity({"model": [partial(len, 1)]}) != code_identity(
         {"model": [partial(len, 2)]}
+    )
+
+
+@dataclass(frozen=True)
+class Builder:
+    """As the registry's: what it builds with is in its fields."""
+
+    constructor: type
+    build: object
+
+
+def test_fields_of_builders_count():
+    def fixed(**options):
+        return Builder(Tree, lambda: options)
+
+    assert code_identity({"model": [fixed(a=1)]}) == code_identity({"model": [fixed(a=1)]})
+    assert code_identity({"model": [fixed(a=1)]}) != code_identity({"model": [fixed(a=2)]})
+    assert code_identity({"model": [Builder(Tree, 1)]}) != code_identity(
+        {"model": [Builder(Sources, 1)]}
     )
 
 

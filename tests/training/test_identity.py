@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sheafdeq.identity import SCHEME
 from sheafdeq.records import read_records
-from sheafdeq.registry import MODELS, ModelSpec
+from sheafdeq.registry import MODELS, Builder, ModelSpec
 from sheafdeq.training.run import identify, train
 
 RESULTS = Path(__file__).parents[2] / "results" / "runs"
@@ -34,7 +34,9 @@ def test_a_users_own_modules_name_the_run(small, tmp_path, monkeypatch):
     monkeypatch.delenv("SHEAFDEQ_CODE_VERSION", raising=False)
     try:
         module = importlib.import_module("my_model")
-        monkeypatch.setitem(MODELS, "mine", ModelSpec("mine", "Mine", "mine", module.build))
+        monkeypatch.setitem(
+            MODELS, "mine", ModelSpec("mine", "Mine", "mine", Builder(module.Mine, module.build))
+        )
         config = small(model="mine")
         first = identify(config)
         assert identify(config) == first
@@ -70,3 +72,9 @@ def test_records_say_how_they_were_named(small, tmp_path):
     older = read_records(RESULTS)
     assert older
     assert {record.scheme for record in older} <= {"modules", SCHEME}
+
+
+def test_what_a_builder_fixes_is_part_of_the_name(small):
+    """SheafDEQ with and without pre-norm are one class, built with another constant."""
+    with_norm, without = (identify(small(model=name)) for name in ("sheafdeq", "sheafdeq-no-norm"))
+    assert with_norm.code_roles["model"] != without.code_roles["model"]

@@ -535,11 +535,11 @@ def test_a_configuration_cannot_consent_to_a_download(tmp_path, monkeypatch, cap
     for option, word in (("download = true", "--download"), ('root = "/"', "SHEAFDEQ_DATA")):
         path = tmp_path / "run.toml"
         path.write_text(text.replace("OPTION", option))
-        assert main(["train", "--config", str(path)]) == 1
+        assert main(["train", "--config", str(path)]) == 2
         assert word in capsys.readouterr().err
     assert (
         main(["train", "--task", "mnist-terrain", "--model", "mlp", "--task-set", "download=true"])
-        == 1
+        == 2
     )
     assert asked == []
     assert main(["train", "--task", "mnist-terrain", "--model", "mlp", "--download"]) == 1

@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import types
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -150,3 +150,6 @@ def _describe(value: Any, definitions: Definitions, reached: list[Meaning]) -> I
         yield f"value {value!r}"
     else:
         yield from _describe(type(value), definitions, reached)
+        if is_dataclass(value):  # a builder that holds what it builds with
+            fields_of = {field.name: getattr(value, field.name) for field in fields(value)}
+            yield from _describe(fields_of, definitions, reached)

@@ -19,7 +19,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +145,9 @@ def code_of(config: TrainingConfig) -> CodeIdentity:
         with torch.random.fork_rng(devices=[]):
             model = build_model(config.model.name, Shape(2, 2, None, 2, 2, 2), **config.model.options)
         _roles[key] = (spec, model_roles(model, spec.build))
-    data = [entry.build for entry in entries() if entry.name == config.task.name]
+    # What a builder is given (addresses, checksums) shows in the digest of the data it makes.
+    builders = [entry.build for entry in entries() if entry.name == config.task.name]
+    data = [build.func if isinstance(build, partial) else build for build in builders]
     return code_identity({**_roles[key][1], "data": data, "training": [Trainer]})
 
 
