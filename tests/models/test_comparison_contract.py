@@ -22,7 +22,7 @@ TIGHT: dict[str, dict[str, Any]] = {
     "ignn": {"tolerance": 1e-13, "steps": 2000},
     "energygnn": {"tolerance": 1e-12, "steps": 2000},
 }
-SHEAF = ("sheafdeq", "sheafdeq-no-norm", "strong-sheaf", "strong-attention", "sheaf-cascade")  # tested in files of their own
+SHEAF = ("sheafdeq", "sheafdeq-no-norm", "strong-sheaf", "strong-attention", "sheaf-cascade", "sheaf-relay")  # tested in files of their own
 VARIANTS = [
     *((name, {}) for name in MODELS if name not in (*SHEAF, "dnsd", "nsd")),
     ("graph-attn-deq", {"pre_norm": True}),
@@ -45,7 +45,7 @@ def test_contract(name: str, options: dict[str, Any]) -> None:
     assert check_model(model, tolerance=tolerance)
 
 
-@pytest.mark.parametrize("name", ["graph-attn-deq", "loop-transformer", "energygnn"])
+@pytest.mark.parametrize("name", ["graph-attn-deq", "loop-transformer", "energygnn", "sheaf-relay"])
 def test_contract_with_edge_features(name: str) -> None:
     model = made(name, EDGED, {})
     assert check_model(model)

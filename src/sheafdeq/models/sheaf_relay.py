@@ -180,8 +180,9 @@ class SheafRelay(EquilibriumModel):
         if not bool(inside.any()):
             return transport
         gathered = (heard & core[before]).sum(1).clamp(min=1)  # where before is -1, nothing is heard
-        sums = transport.abs().sum(2, keepdim=True).clamp(min=1.0)
-        bounded = transport * (self.core_rate / gathered.to(sums).view(-1, 1, 1) / sums)
+        sums = transport.abs().sum(2, keepdim=True)
+        # s / sqrt(1 + s^2) < 1 and smooth; min(1, s) would have its kink at the identity, where training starts.
+        bounded = transport * (self.core_rate / gathered.to(sums).view(-1, 1, 1) * (1 + sums.square()).rsqrt())
         return torch.where(inside.view(-1, 1, 1), bounded, transport)
 
     def initial_state(self, context: RelayContext) -> Tensor:
