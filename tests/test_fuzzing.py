@@ -1,12 +1,16 @@
 """A slice of the fuzzing campaign, and proof that the fuzzer finds what it looks for."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from sheafdeq.errors import OptionError
 from sheafdeq.fuzzing import TARGETS, campaign, run_campaign
 from sheafdeq.fuzzing.targets import BROKEN
+from sheafdeq.records import read_sealed
+
+STORED = Path(__file__).parents[1] / "results" / "fuzz.json"
 
 
 def test_a_slice_of_every_door():
@@ -48,3 +52,11 @@ def test_a_case_is_the_same_every_time():
 def test_unknown_targets_are_named():
     with pytest.raises(OptionError, match="did you mean 'npz'"):
         run_campaign(1, targets=["npx"])
+
+
+def test_the_stored_campaign_has_no_failure():
+    stored = read_sealed(STORED)
+    assert stored["command"].startswith("python -m sheafdeq.fuzzing --cases")
+    assert stored["cases"] == sum(sum(counts.values()) for counts in stored["targets"].values()) >= 10_000
+    assert stored["failed"] == 0
+    assert set(stored["targets"]) <= set(TARGETS)
