@@ -446,7 +446,7 @@ def test_time_can_be_over(mode: str) -> None:
     model, graph = built("ignn"), random_graph(50, 160, undirected=True)
     begun = time.monotonic()
     found = infer(
-        model, graph, 3, mode=mode, engine="in-process", steps=10**6, tolerance=1e-30, seconds=0.5, slowdown={0: 5.0}, state=True,
+        model, graph, 3, mode=mode, engine="in-process", steps=10**6, tolerance=1e-30, seconds=0.5, slowdown={0: 300.0}, state=True,
         pace=Pace(report_seconds=0.0),
     )  # fmt: skip
     assert time.monotonic() - begun < 30
