@@ -21,6 +21,7 @@ test: lint types pytest
 
 lint: install
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 
 types: install
 	$(BIN)/mypy

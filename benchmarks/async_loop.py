@@ -4,13 +4,14 @@
 
 Times, for an untrained SheafDEQ of the paper's size (the cost does not depend on the weights):
 
-* ``loop``: one schedule, one node at a time, each reading its own stale view through ``local_step`` on its own edges. It is timed on
-  a few slots and scaled to the whole run, since the whole run would take hours;
+* ``loop``: one schedule, one node at a time, each reading its own stale view through ``local_step``
+  on its own edges. It is timed on a few slots and scaled to the whole run, since the whole run
+  would take hours;
 * ``one by one``: the simulator, one schedule at a time;
 * ``together``: the simulator as ``sheafdeq async`` uses it.
 
-A run that has come to rest exactly stops early; ``together`` is scaled to the full work, so that this does not flatter it.
-Run it on a quiet machine.
+A run that has come to rest exactly stops early; ``together`` is scaled to the full work, so that
+this does not flatter it. Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -44,7 +45,12 @@ def node_loop(model, context, schedule, slots):
             sources = incidence.source[edges].tolist()
             delays = slot.delay[position : position + len(sources)].tolist()
             position += len(sources)
-            received = torch.stack([history[slot.time - delay][source] for source, delay in zip(sources, delays, strict=True)])
+            received = torch.stack(
+                [
+                    history[slot.time - delay][source]
+                    for source, delay in zip(sources, delays, strict=True)
+                ]
+            )
             state[node] = model.local_step(history[-1][node : node + 1], received, alone)[0]
             updates += 1
         history.append(state)
@@ -56,8 +62,12 @@ def main():
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--samples", type=int, default=20)
     parser.add_argument("--work", type=float, default=500)
-    parser.add_argument("--loop-slots", type=int, default=5, help="slots of the plain loop that are timed")
-    parser.add_argument("--single-work", type=float, default=25, help="work of the one-by-one run that is timed")
+    parser.add_argument(
+        "--loop-slots", type=int, default=5, help="slots of the plain loop that are timed"
+    )
+    parser.add_argument(
+        "--single-work", type=float, default=25, help="work of the one-by-one run that is timed"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -92,7 +102,13 @@ def main():
             if not options.json:
                 print(results[-1], flush=True)
     if options.json:
-        facts = {"nodes": n, "edges": graph.num_edges, **vars(options), "torch": torch.__version__, "results": results}
+        facts = {
+            "nodes": n,
+            "edges": graph.num_edges,
+            **vars(options),
+            "torch": torch.__version__,
+            "results": results,
+        }
         print(json.dumps(facts))
 
 

@@ -2,7 +2,8 @@
 random moments.
 
     python benchmarks/crash_commands.py --kills 3 --operations 12 --out results/crash_safety
-    python benchmarks/crash_commands.py --commands train certify --broken      # a writer that is broken on purpose: must be caught
+    python benchmarks/crash_commands.py --commands train certify --broken      # a writer that is
+    broken on purpose: must be caught
 
 Each command runs in a forked child of this process (the libraries are loaded once). First
 undisturbed, which gives the files to expect and the number N of file operations (rename, replace,
@@ -372,11 +373,22 @@ def examine(
     seconds = time.monotonic() - began
     expected, operations = contents(reference), int(note.read_text())
     if not expected:
-        raise SystemExit(f"{name}: the undisturbed command wrote nothing, so there is nothing to lose")
+        raise SystemExit(
+            f"{name}: the undisturbed command wrote nothing, so there is nothing to lose"
+        )
     counts: dict[str, Any] = {
-        "command": name, "files": len(expected), "operations": operations, "kills": 0, "half_files": 0, "failed_afterwards": 0,
-        "lost": 0, "extra": 0, "differing": 0, "left_aside": 0, "examples": [],
-    }  # fmt: skip
+        "command": name,
+        "files": len(expected),
+        "operations": operations,
+        "kills": 0,
+        "half_files": 0,
+        "failed_afterwards": 0,
+        "lost": 0,
+        "extra": 0,
+        "differing": 0,
+        "left_aside": 0,
+        "examples": [],
+    }
 
     def after_kill(out: Path) -> None:
         half = half_files(out) if out.exists() else []

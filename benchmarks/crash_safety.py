@@ -1,12 +1,15 @@
-"""Does a sweep survive being killed? Random SIGKILLs to workers and drivers, then a comparison with an undisturbed sweep.
+"""Does a sweep survive being killed? Random SIGKILLs to workers and drivers, then a comparison with
+an undisturbed sweep.
 
     python benchmarks/crash_safety.py --engine local --kills 100 --out results/crash_safety
     python benchmarks/crash_safety.py --engine ray --kills 100 --out results/crash_safety
-    python benchmarks/crash_safety.py --nodes --out results/crash_safety      # one of three local Ray nodes killed mid-sweep
+    python benchmarks/crash_safety.py --nodes --out results/crash_safety      # one of three local
+    Ray nodes killed mid-sweep
 
-The grid is 60 real trainings of about a second. Every kill hits, at a random moment, a worker or the driver (only processes this
-script started); a dead driver is started again. When a sweep finishes with kills left, another starts in an empty store. Counted:
-runs lost, runs duplicated (finished under another name), records that differ from the undisturbed sweep's in more than timing.
+The grid is 60 real trainings of about a second. Every kill hits, at a random moment, a worker or
+the driver (only processes this script started); a dead driver is started again. When a sweep
+finishes with kills left, another starts in an empty store. Counted: runs lost, runs duplicated
+(finished under another name), records that differ from the undisturbed sweep's in more than timing.
 """
 
 from __future__ import annotations
@@ -59,7 +62,9 @@ def command(grid: Path, store: Path, engine: str, jobs: int) -> list[str]:
 def start(grid: Path, store: Path, engine: str, jobs: int) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     words, quiet = command(grid, store, engine, jobs), subprocess.DEVNULL
-    return subprocess.Popen(words, env=environment, stdout=quiet, stderr=quiet, start_new_session=True)
+    return subprocess.Popen(
+        words, env=environment, stdout=quiet, stderr=quiet, start_new_session=True
+    )
 
 
 # ---------------------------------------------------------------------- processes
@@ -75,7 +80,9 @@ def descendants(root: int) -> dict[int, str]:
         with contextlib.suppress(OSError, ValueError):
             status = (entry / "stat").read_text()
             parent = int(status.rsplit(")", 1)[1].split()[1])
-            lines[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            lines[int(entry.name)] = (
+                (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            )
             children.setdefault(parent, []).append(int(entry.name))
     found: dict[int, str] = {}
     waiting = [root]
@@ -106,14 +113,20 @@ def kill(pid: int) -> bool:
 
 
 def reap(processes: dict[int, str], patience: float = 15.0) -> int:
-    """Wait for what a killed driver left behind; after that, kill it (only processes seen below our driver). Returns how many."""
+    """Wait for what a killed driver left behind; after that, kill it (only processes seen below our
+    driver). Returns how many."""
     deadline = time.monotonic() + patience
 
     def alive() -> list[int]:
         left = []
         for pid, line in processes.items():
             with contextlib.suppress(OSError):
-                now = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                now = (
+                    Path(f"/proc/{pid}/cmdline")
+                    .read_bytes()
+                    .replace(b"\0", b" ")
+                    .decode(errors="replace")
+                )
                 if now and now.split(" ")[0] == line.split(" ")[0]:
                     left.append(pid)
         return left
@@ -157,13 +170,15 @@ def disturbed_round(
     mean_wait: float,
     deadline: float,
 ) -> dict[str, int]:
-    """One sweep with kills until it finishes, the kills are used up or time is; then it is left to finish."""
+    """One sweep with kills until it finishes, the kills are used up or time is; then it is left to
+    finish."""
     counts = {"worker": 0, "driver": 0, "restarts": 0, "reaped": 0}
     driver = start(grid, store, engine, jobs)
     try:
         while sum(kills.values()) > 0 and driver.poll() is None and time.monotonic() < deadline:
             target = generator.choices(list(kills), weights=list(kills.values()))[0]
-            # The clock starts when there is something to kill, so that every kill hits work in progress.
+            # The clock starts when there is something to kill, so that every kill hits work in
+            # progress.
             while driver.poll() is None and not workers_of(driver.pid, store):
                 time.sleep(0.05)
             moment = time.monotonic() + generator.expovariate(1 / mean_wait)
@@ -248,9 +263,11 @@ def crash(
 
 
 def lose_a_node(jobs: int, seeds: int, epochs: int, folder: Path) -> dict[str, object]:
-    """Head without CPUs and two worker nodes with one each, on this machine; one worker node is killed mid-sweep."""
+    """Head without CPUs and two worker nodes with one each, on this machine; one worker node is
+    killed mid-sweep."""
     os.environ["RAY_AUTH_MODE"] = "token"
-    os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # ray.init makes one by itself, a cluster of nodes does not
+    # ray.init makes one by itself, a cluster of nodes does not
+    os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     os.environ["OMP_NUM_THREADS"] = "1"
     import ray
     from ray.cluster_utils import Cluster
@@ -262,7 +279,9 @@ def lose_a_node(jobs: int, seeds: int, epochs: int, folder: Path) -> dict[str, o
     grid = folder / "toy.toml"
     grid.write_text(GRID.format(seeds=list(range(42, 42 + seeds)), epochs=epochs))
     expected = undisturbed(grid, folder / "undisturbed", jobs)
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
+    )
     doomed = cluster.add_node(num_cpus=1)
     cluster.add_node(num_cpus=1)
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
@@ -291,15 +310,25 @@ def lose_a_node(jobs: int, seeds: int, epochs: int, folder: Path) -> dict[str, o
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--engine", choices=["local", "ray"], default="local")
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--nodes", action="store_true", help="kill one of three local Ray nodes instead")
+    parser.add_argument(
+        "--nodes", action="store_true", help="kill one of three local Ray nodes instead"
+    )
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--seeds", type=int, default=15, help="seeds of four configurations: 15 make 60 runs")
+    parser.add_argument(
+        "--seeds", type=int, default=15, help="seeds of four configurations: 15 make 60 runs"
+    )
     parser.add_argument("--epochs", type=int, default=60, help="length of a run")
-    parser.add_argument("--mean-wait", type=float, default=1.0, help="mean seconds between two kills")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="no more kills after so many minutes")
+    parser.add_argument(
+        "--mean-wait", type=float, default=1.0, help="mean seconds between two kills"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="no more kills after so many minutes"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", metavar="DIR", help="write the outcome as JSON into this folder")
     options = parser.parse_args()
@@ -309,7 +338,15 @@ def main() -> int:
             outcome = lose_a_node(options.jobs, options.seeds, options.epochs, folder)
         else:
             sizes = (options.jobs, options.seeds, options.epochs)
-            outcome = crash(options.engine, options.kills, *sizes, options.seed, options.mean_wait, folder, options.minutes)
+            outcome = crash(
+                options.engine,
+                options.kills,
+                *sizes,
+                options.seed,
+                options.mean_wait,
+                folder,
+                options.minutes,
+            )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     text = json.dumps(outcome, indent=1)

@@ -2,9 +2,9 @@
 
     OMP_NUM_THREADS=1 python benchmarks/generator_scaling.py --json results/generator_scaling.json
 
-Prints seconds of the clock and of the processor, seconds for a million edges, peak memory so far, and the exponent of
-a straight line through (log edges, log seconds): 1 is linear. Nothing is asserted; a quiet machine is needed for
-figures worth keeping.
+Prints seconds of the clock and of the processor, seconds for a million edges, peak memory so far,
+and the exponent of a straight line through (log edges, log seconds): 1 is linear. Nothing is
+asserted; a quiet machine is needed for figures worth keeping.
 """
 
 from __future__ import annotations
@@ -46,8 +46,12 @@ def measure(edges: int, rewiring: str, level: int, repeats: int) -> dict[str, fl
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--edges", type=float, nargs="+", default=[1e4, 3e4, 1e5, 3e5, 1e6, 3e6, 1e7])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--edges", type=float, nargs="+", default=[1e4, 3e4, 1e5, 3e5, 1e6, 3e6, 1e7]
+    )
     parser.add_argument("--level", type=int, default=7)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
@@ -61,17 +65,23 @@ def main() -> int:
     }
     for rewiring in REWIRINGS:
         rows = []
-        print(f"\n{rewiring}\n{'nodes':>10} {'edges':>12} {'seconds':>9} {'processor':>9} {'s / 1e6 edges':>14} {'peak GB':>8}")
+        print(
+            f"\n{rewiring}\n{'nodes':>10} {'edges':>12} {'seconds':>9} {'processor':>9} "
+            f"{'s / 1e6 edges':>14} {'peak GB':>8}"
+        )
         for edges in options.edges:
             row = measure(int(edges), rewiring, options.level, repeats=5 if edges <= 1e6 else 1)
             rows.append(row)
             print(
-                f"{row['nodes']:>10,} {row['stored_edges']:>12,} {row['seconds']:>9.3f} {row['processor_seconds']:>9.3f} "
+                f"{row['nodes']:>10,} {row['stored_edges']:>12,} {row['seconds']:>9.3f} "
+                f"{row['processor_seconds']:>9.3f} "
                 f"{row['seconds_per_million_edges']:>14.2f} {row['peak_gigabytes']:>8.2f}",
                 flush=True,
             )
         logs = np.log([[row["stored_edges"], row["seconds"]] for row in rows])
-        exponent = float(np.polyfit(logs[:, 0], logs[:, 1], 1)[0]) if len(rows) > 1 else float("nan")
+        exponent = (
+            float(np.polyfit(logs[:, 0], logs[:, 1], 1)[0]) if len(rows) > 1 else float("nan")
+        )
         print(f"exponent {exponent:.3f} (1 is linear)")
         result[rewiring] = {"rows": rows, "exponent": exponent}
     if options.json:

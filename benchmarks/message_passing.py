@@ -1,8 +1,9 @@
 """The peer of the fused kernel: the same SheafDEQ step as anyone would first write it in PyG.
 
-For every stored edge the two states are concatenated, two perceptrons give the maps, and ``propagate`` gathers, multiplies and
-scatters. The equation, the parameters and the numbers are those of ``sheafdeq.models.SheafDEQ``; only the route differs:
-the first generator layer runs on edges, and autograd keeps every intermediate.
+For every stored edge the two states are concatenated, two perceptrons give the maps, and
+``propagate`` gathers, multiplies and scatters. The equation, the parameters and the numbers are
+those of ``sheafdeq.models.SheafDEQ``; only the route differs: the first generator layer runs on
+edges, and autograd keeps every intermediate.
 """
 
 from __future__ import annotations
@@ -19,16 +20,24 @@ class MessagePassingStep(MessagePassing):
         super().__init__(aggr="add", node_dim=0)
         self.model = model
 
-    def forward(self, state: Tensor, drive: Tensor, edge_index: Tensor, degree: Tensor, edge_weight: Tensor) -> Tensor:
+    def forward(
+        self, state: Tensor, drive: Tensor, edge_index: Tensor, degree: Tensor, edge_weight: Tensor
+    ) -> Tensor:
         model = self.model
         n, d, q = len(state), model.stalk_dim, model.channels
         rows = state.view(n, d, q)
         normalised = rows
         if model.pre_norm:
-            normalised = rows / torch.linalg.vector_norm(rows, ord=model.norm_order, dim=-1, keepdim=True).clamp(min=1e-12)
+            normalised = rows / torch.linalg.vector_norm(
+                rows, ord=model.norm_order, dim=-1, keepdim=True
+            ).clamp(min=1e-12)
         values = model.stalk_mixing @ rows @ model.channel_mixing
         change = self.propagate(
-            edge_index, normalised=normalised.reshape(n, d * q), values=values, degree=degree, edge_weight=edge_weight
+            edge_index,
+            normalised=normalised.reshape(n, d * q),
+            values=values,
+            degree=degree,
+            edge_weight=edge_weight,
         )
         return torch.tanh((values + change).view(n, d * q)) + model.shift + drive
 

@@ -24,10 +24,18 @@ extensions = [
     "made_pages",
 ]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
-exclude_patterns = ["figures", "_extensions", "gallery/**/*.ipynb", "gallery/**/*.py", "gallery/**/*.zip", "gallery/**/*.json"]
+exclude_patterns = [
+    "figures",
+    "_extensions",
+    "gallery/**/*.ipynb",
+    "gallery/**/*.py",
+    "gallery/**/*.zip",
+    "gallery/**/*.json",
+]
 myst_enable_extensions = ["dollarmath", "amsmath"]
 myst_heading_anchors = 3
-# links to files outside docs/ (RESULTS.md) are right in the repository; tests/docs checks that every link leads somewhere
+# links to files outside docs/ (RESULTS.md) are right in the repository; tests/docs checks that
+# every link leads somewhere
 suppress_warnings = ["config.cache", "myst.header", "myst.xref_missing"]
 
 html_theme = "furo"

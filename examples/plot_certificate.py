@@ -2,7 +2,8 @@
 What is proved of this model on this graph?
 ===========================================
 
-``certify`` answers with a verdict, a rate, a metric and a domain, or with two equilibria, or with nothing; it never guesses.
+``certify`` answers with a verdict, a rate, a metric and a domain, or with two equilibria, or with
+nothing; it never guesses.
 """
 
 import matplotlib.pyplot as plt
@@ -22,7 +23,11 @@ print(certificates["SheafCascade"].report())
 # The rate bounds how fast distances shrink. Smaller is faster; one would be no guarantee at all.
 
 figure, axis = plt.subplots(figsize=(5, 2))
-rates = {name: certificate.rate for name, certificate in certificates.items() if certificate.rate is not None}
+rates = {
+    name: certificate.rate
+    for name, certificate in certificates.items()
+    if certificate.rate is not None
+}
 axis.barh(list(rates), list(rates.values()))
 axis.axvline(1.0, color="black", linestyle="--", linewidth=0.8)
 axis.set_xlabel("certified rate of one step")

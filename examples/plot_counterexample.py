@@ -2,8 +2,8 @@
 Two answers from one model
 ==========================
 
-The paper's Theorem 3.2 says that with shift 1.2 every start is led to one equilibrium. Here every hypothesis holds, and two starts
-end in two places (Theorem 13 of the theory).
+The paper's Theorem 3.2 says that with shift 1.2 every start is led to one equilibrium. Here every
+hypothesis holds, and two starts end in two places (Theorem 13 of the theory).
 """
 
 import matplotlib.pyplot as plt
@@ -26,7 +26,9 @@ for start in ([2.0, 0.1], [0.1, 2.0], [1.3, 1.2], [1.2, 1.3], [0.5, 0.4]):
         state = step(state)
         path.append(state[0])
     points = torch.stack(path)
-    axis.plot(points[:, 0], points[:, 1], "o-", markersize=3, linewidth=0.8, label=f"from {tuple(start)}")
+    axis.plot(
+        points[:, 0], points[:, 1], "o-", markersize=3, linewidth=0.8, label=f"from {tuple(start)}"
+    )
 axis.set_xlabel("first channel")
 axis.set_ylabel("second channel")
 axis.legend(fontsize=7)

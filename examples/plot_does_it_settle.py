@@ -2,8 +2,9 @@
 Does it settle?
 ===============
 
-Two untrained models on one graph, iterated from six starts. SheafDEQ promises nothing; the cascade has one equilibrium for every weight
-(Theorem 23 of the theory), and all of its starts are led there.
+Two untrained models on one graph, iterated from six starts. SheafDEQ promises nothing; the cascade
+has one equilibrium for every weight (Theorem 23 of the theory), and all of its starts are led
+there.
 """
 
 import matplotlib.pyplot as plt
@@ -26,7 +27,9 @@ figure, axes = plt.subplots(1, 2, figsize=(8, 3), sharey=True)
 for axis, (name, model) in zip(axes, models.items(), strict=True):
     result = multistart(model, graph, iterations=80)
     for trajectory in result.trajectories:
-        axis.semilogy(range(1, 81), [max(value, 1e-9) for value in trajectory.update], label=trajectory.start)
+        axis.semilogy(
+            range(1, 81), [max(value, 1e-9) for value in trajectory.update], label=trajectory.start
+        )
     axis.set_title(f"{name}: {len(result.agreement.groups)} end state(s)")
     axis.set_xlabel("iteration")
 axes[0].set_ylabel("largest relative change")

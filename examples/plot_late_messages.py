@@ -2,7 +2,8 @@
 What late messages do
 =====================
 
-A model with a guarantee, run while nodes sleep and messages are late: the delay costs time and nothing else (Theorem 25, Corollary 26).
+A model with a guarantee, run while nodes sleep and messages are late: the delay costs time and
+nothing else (Theorem 25, Corollary 26).
 """
 
 import matplotlib.pyplot as plt
@@ -28,7 +29,9 @@ for window, delay in ((1, 0), (2, 1), (5, 2), (8, 4)):
         gap = (state - settled.value).abs().max() / settled.value.abs().max()
         points.append((work, float(gap.clamp(min=1e-8))))
 
-    simulate(model, graph, Schedule(window, delay, seed=0), work=60, marks=list(range(61)), observe=see)
+    simulate(
+        model, graph, Schedule(window, delay, seed=0), work=60, marks=list(range(61)), observe=see
+    )
     axis.semilogy(*zip(*points, strict=True), label=f"({window}, {delay})")
 axis.set_xlabel("work (updates a node)")
 axis.set_ylabel("distance from the equilibrium")

@@ -2,7 +2,8 @@
 Train, continue, look
 =====================
 
-A small SheafDEQ learns a community graph in a few seconds and is then iterated past its horizon. The status says whether it settled.
+A small SheafDEQ learns a community graph in a few seconds and is then iterated past its horizon.
+The status says whether it settled.
 """
 
 import matplotlib.pyplot as plt
@@ -19,7 +20,10 @@ config = TrainingConfig.model_validate(
     }
 )
 result = train(config, progress=None)
-print({split: round(score, 1) for split, score in result.record.scores.items()}, result.record.solves.final)
+print(
+    {split: round(score, 1) for split, score in result.record.scores.items()},
+    result.record.solves.final,
+)
 
 # %%
 # The same map, iterated five times as long as it was trained for.

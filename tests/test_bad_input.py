@@ -1,4 +1,5 @@
-"""Bad input gets a ValueError that names what came, or the documented result: at least 2,000 generated cases."""
+"""Bad input gets a ValueError that names what came, or the documented result: at least 2,000
+generated cases."""
 
 import math
 
@@ -18,7 +19,11 @@ EDGE_MODEL = SheafDEQ(2, 3, 2, 2, steps=2, edge_dim=2)
 
 def good(n, e, seed):
     g = torch.Generator().manual_seed(seed)
-    return torch.randn(n, 2, generator=g), torch.randint(0, n, (2, e), generator=g), torch.rand(e, 2, generator=g)
+    return (
+        torch.randn(n, 2, generator=g),
+        torch.randint(0, n, (2, e), generator=g),
+        torch.rand(e, 2, generator=g),
+    )
 
 
 def spoil(kind, x, index, attr, where):
@@ -74,16 +79,37 @@ def spoil(kind, x, index, attr, where):
 
 
 KINDS = [
-    "nan feature", "infinite feature", "index too large", "negative index", "float index", "bool index", "index of three rows",
-    "flat index", "transposed index", "feature too many", "feature too few", "flat features", "integer features", "half features",
-    "double features", "edge features missing", "edge features surplus", "edge features too short", "edge features nan",
-    "edge features flat", "edge features integer", "list features", "list index",
-]  # fmt: skip
+    "nan feature",
+    "infinite feature",
+    "index too large",
+    "negative index",
+    "float index",
+    "bool index",
+    "index of three rows",
+    "flat index",
+    "transposed index",
+    "feature too many",
+    "feature too few",
+    "flat features",
+    "integer features",
+    "half features",
+    "double features",
+    "edge features missing",
+    "edge features surplus",
+    "edge features too short",
+    "edge features nan",
+    "edge features flat",
+    "edge features integer",
+    "list features",
+    "list index",
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=90)
-@given(n=st.integers(2, 6), e=st.integers(1, 9), seed=st.integers(0, 10**6), where=st.integers(0, 20))
+@given(
+    n=st.integers(2, 6), e=st.integers(1, 9), seed=st.integers(0, 10**6), where=st.integers(0, 20)
+)
 def test_spoiled_input_is_named(kind, n, e, seed, where):
     x, index, attr = spoil(kind, *good(n, e, seed), where)
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the message is checked below
@@ -97,7 +123,8 @@ def test_spoiled_input_is_named(kind, n, e, seed, where):
 @settings(max_examples=100)
 @given(n=st.integers(1, 6), e=st.integers(0, 9), seed=st.integers(0, 10**6))
 def test_odd_but_legal_graphs_give_finite_outputs(n, e, seed):
-    """Isolated nodes, self-loops, duplicate and directed edges, no edges at all: all documented, all finite."""
+    """Isolated nodes, self-loops, duplicate and directed edges, no edges at all: all documented,
+    all finite."""
     x, index, _ = good(n, e, seed)
     output = MODEL(x, index)
     assert output.shape == (n, 3)
@@ -111,12 +138,23 @@ def test_surplus_edge_features_are_refused_by_a_model_without_them():
 
 
 def test_empty_graph_gives_an_empty_output():
-    output, solution = MODEL(torch.zeros(0, 2), torch.zeros(2, 0, dtype=torch.long), return_info=True)
+    output, solution = MODEL(
+        torch.zeros(0, 2), torch.zeros(2, 0, dtype=torch.long), return_info=True
+    )
     assert output.shape == (0, 3)
     assert solution.residuals == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("batch", [torch.tensor([1, 0, 1]), torch.tensor([0, 0]), torch.tensor([-1, 0, 0]), torch.zeros(3), [0, 0, 0]])
+@pytest.mark.parametrize(
+    "batch",
+    [
+        torch.tensor([1, 0, 1]),
+        torch.tensor([0, 0]),
+        torch.tensor([-1, 0, 0]),
+        torch.zeros(3),
+        [0, 0, 0],
+    ],
+)
 def test_bad_batch_vectors(batch):
     with pytest.raises(InputError, match="batch"):
         MODEL(torch.zeros(3, 2), torch.zeros(2, 0, dtype=torch.long), None, batch)
@@ -139,7 +177,10 @@ def test_norm_order_below_one_is_refused(order):
         SheafDEQ(2, 2, norm_order=order)
 
 
-@pytest.mark.parametrize("sizes", [(0, 2, 3, 4), (2, 0, 3, 4), (2, 2, 0, 4), (2, 2, 3, 0), (2.5, 2, 3, 4), (True, 2, 3, 4)])
+@pytest.mark.parametrize(
+    "sizes",
+    [(0, 2, 3, 4), (2, 0, 3, 4), (2, 2, 0, 4), (2, 2, 3, 0), (2.5, 2, 3, 4), (True, 2, 3, 4)],
+)
 def test_bad_sizes_are_refused(sizes):
     with pytest.raises(InputError, match="positive integer"):
         SheafDEQ(*sizes)
@@ -163,8 +204,12 @@ def test_bad_sizes_are_refused(sizes):
         lambda: adjoint_from("backprop"),
         lambda: adjoint_from("truncated:x"),
         lambda: MODEL(torch.zeros(2, 2), torch.zeros(2, 0, dtype=torch.long), steps=-3),
-        lambda: MODEL(torch.zeros(2, 2), torch.zeros(2, 0, dtype=torch.long), initial_state=torch.ones(3, 4)),
-        lambda: MODEL(torch.zeros(2, 2), torch.zeros(2, 0, dtype=torch.long), initial_state=torch.ones(2, 5)),
+        lambda: MODEL(
+            torch.zeros(2, 2), torch.zeros(2, 0, dtype=torch.long), initial_state=torch.ones(3, 4)
+        ),
+        lambda: MODEL(
+            torch.zeros(2, 2), torch.zeros(2, 0, dtype=torch.long), initial_state=torch.ones(2, 5)
+        ),
     ],
 )
 def test_bad_settings_are_refused(make):

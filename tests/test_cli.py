@@ -11,7 +11,11 @@ from sheafdeq.cli import build_parser, main
 def all_parsers(parser, path=()):
     yield path, parser
     for action in parser._actions:
-        for name, child in (getattr(action, "choices", None) or {}).items() if hasattr(action, "choices") and isinstance(action.choices, dict) else ():  # noqa: E501
+        for name, child in (
+            (getattr(action, "choices", None) or {}).items()
+            if hasattr(action, "choices") and isinstance(action.choices, dict)
+            else ()
+        ):
             yield from all_parsers(child, (*path, name))
 
 
@@ -52,13 +56,19 @@ def test_doctor(capsys):
 
 
 def test_small_demo_holds_two_models_against_each_other_and_reports_a_missed_goal(capsys):
-    code = main(["demo", "--nodes", "60", "--epochs", "2", "--threads", "1", "--page", "", "--json"])
+    code = main(
+        ["demo", "--nodes", "60", "--epochs", "2", "--threads", "1", "--page", "", "--json"]
+    )
     report = json.loads(capsys.readouterr().out)
     assert code == 1
     assert report["goal_reached"] is False
     paper, cascade = report["models"]
     assert [row["iterations"] for row in paper["horizons"]] == [20, 100]
-    assert (paper["verdict"], cascade["verdict"], cascade["reach"]) == ("not certified", "certified", "global")
+    assert (paper["verdict"], cascade["verdict"], cascade["reach"]) == (
+        "not certified",
+        "certified",
+        "global",
+    )
     assert cascade["rate"] < 1
     assert cascade["starts"]["apart"] < 1e-2  # what is proved is seen
     for row in (*paper["horizons"], *cascade["horizons"]):
@@ -68,7 +78,24 @@ def test_small_demo_holds_two_models_against_each_other_and_reports_a_missed_goa
 
 def test_easy_goal_is_reached_and_the_demo_ends_with_a_page(capsys, tmp_path):
     page = tmp_path / "demo.html"
-    assert main(["demo", "--nodes", "60", "--epochs", "3", "--goal", "1", "--threads", "1", "--page", str(page)]) == 0
+    assert (
+        main(
+            [
+                "demo",
+                "--nodes",
+                "60",
+                "--epochs",
+                "3",
+                "--goal",
+                "1",
+                "--threads",
+                "1",
+                "--page",
+                str(page),
+            ]
+        )
+        == 0
+    )
     out = capsys.readouterr().out
     assert "reached" in out
     assert f"open {page}" in out
@@ -77,7 +104,18 @@ def test_easy_goal_is_reached_and_the_demo_ends_with_a_page(capsys, tmp_path):
 
 def test_a_users_mistake_prints_no_traceback():
     done = subprocess.run(
-        [sys.executable, "-m", "sheafdeq", "train", "--task", "no-such-task", "--model", "sheafdeq"], capture_output=True, text=True
+        [
+            sys.executable,
+            "-m",
+            "sheafdeq",
+            "train",
+            "--task",
+            "no-such-task",
+            "--model",
+            "sheafdeq",
+        ],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 2
     assert "Traceback" not in done.stderr

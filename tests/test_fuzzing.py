@@ -30,7 +30,8 @@ def test_a_campaign():
 
 
 def test_broken_loaders_are_caught(monkeypatch):
-    """One fault each: unpickling, believing sizes, a crash, writing elsewhere, an unnamed error, a hang."""
+    """One fault each: unpickling, believing sizes, a crash, writing elsewhere, an unnamed error, a
+    hang."""
     monkeypatch.setattr(campaign, "SECONDS", 8.0)
     report = run_campaign(2 * len(BROKEN), seed=0, targets=list(BROKEN), jobs=2)
     found = {failure["target"]: failure["failure"] for failure in report.failures}
@@ -38,7 +39,10 @@ def test_broken_loaders_are_caught(monkeypatch):
     assert "violation: pickle.find_class" in found["broken-unpickles"]
     assert "MemoryError" in found["broken-sizes"]
     assert "killed its process" in found["broken-crashes"]
-    assert "violation, swallowed: open outside" in found["broken-writes"] or "violation: open outside" in found["broken-writes"]
+    assert (
+        "violation, swallowed: open outside" in found["broken-writes"]
+        or ("violation: open outside") in found["broken-writes"]
+    )
     assert "KeyError" in found["broken-unnamed"]
     assert "took more than" in found["broken-hangs"]
 
@@ -57,6 +61,10 @@ def test_unknown_targets_are_named():
 def test_the_stored_campaign_has_no_failure():
     stored = read_sealed(STORED)
     assert stored["command"].startswith("python -m sheafdeq.fuzzing --cases")
-    assert stored["cases"] == sum(sum(counts.values()) for counts in stored["targets"].values()) >= 10_000
+    assert (
+        stored["cases"]
+        == sum(sum(counts.values()) for counts in stored["targets"].values())
+        >= 10_000
+    )
     assert stored["failed"] == 0
     assert set(stored["targets"]) <= set(TARGETS)

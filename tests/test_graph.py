@@ -54,7 +54,11 @@ def test_missing_features_are_named():
 def test_restricted_incidence_keeps_exactly_the_incoming_edges(n, e, seed):
     x, index, _ = random_graph(n, e, seed)
     graph = Graph.build(x, index)
-    nodes = torch.randperm(n, generator=torch.Generator().manual_seed(seed))[: max(1, n // 2)].sort().values
+    nodes = (
+        torch.randperm(n, generator=torch.Generator().manual_seed(seed))[: max(1, n // 2)]
+        .sort()
+        .values
+    )
     whole = Incidence.of(graph)
     edges = whole.edges_into(nodes)
     part = whole.restricted(nodes, edges)
@@ -65,6 +69,8 @@ def test_restricted_incidence_keeps_exactly_the_incoming_edges(n, e, seed):
 
 
 def test_conversion_keeps_indices():
-    graph = Graph.build(torch.zeros(2, 1), torch.tensor([[0], [1]]), torch.ones(1, 2)).to(torch.float64)
+    graph = Graph.build(torch.zeros(2, 1), torch.tensor([[0], [1]]), torch.ones(1, 2)).to(
+        torch.float64
+    )
     assert graph.x.dtype == graph.edge_attr.dtype == torch.float64
     assert graph.edge_index.dtype == torch.int64

@@ -23,29 +23,107 @@ ALLOWED = {
     "equilibrium": {"data", "distances", "recurrence", "solvers", "adjoints", "errors"},
     "threads": {"errors"},
     "kernels": {"data", "recurrence", "errors", "threads"},
-    "models": {"data", "recurrence", "solvers", "adjoints", "equilibrium", "kernels", "distances", "theory", "errors"},
-    "theory": {"data", "recurrence", "solvers", "models", "distances", "errors"},  # of models only the operator
-    "testing": {"data", "recurrence", "solvers", "adjoints", "equilibrium", "models", "distances", "errors"},
+    "models": {
+        "data",
+        "recurrence",
+        "solvers",
+        "adjoints",
+        "equilibrium",
+        "kernels",
+        "distances",
+        "theory",
+        "errors",
+    },
+    # of models only the operator
+    "theory": {"data", "recurrence", "solvers", "models", "distances", "errors"},
+    "testing": {
+        "data",
+        "recurrence",
+        "solvers",
+        "adjoints",
+        "equilibrium",
+        "models",
+        "distances",
+        "errors",
+    },
     "registry": {"equilibrium", "models", "data", "options", "errors"},
     "diagnostics": {"data", "recurrence", "solvers", "equilibrium", "distances", "errors"},
-    "asynchronous": {"data", "recurrence", "solvers", "equilibrium", "distances", "diagnostics", "errors"},
+    "asynchronous": {
+        "data",
+        "recurrence",
+        "solvers",
+        "equilibrium",
+        "distances",
+        "diagnostics",
+        "errors",
+    },
     "certificates": {
-        "data", "recurrence", "solvers", "adjoints", "equilibrium", "models", "theory", "distances", "diagnostics", "errors",
+        "data",
+        "recurrence",
+        "solvers",
+        "adjoints",
+        "equilibrium",
+        "models",
+        "theory",
+        "distances",
+        "diagnostics",
+        "errors",
     },
     "training": {
-        "data", "equilibrium", "registry", "records", "regular_file", "options", "solvers", "adjoints", "recurrence", "distances", "errors",
-        "models", "identity", "threads",
+        "data",
+        "equilibrium",
+        "registry",
+        "records",
+        "regular_file",
+        "options",
+        "solvers",
+        "adjoints",
+        "recurrence",
+        "distances",
+        "errors",
+        "models",
+        "identity",
+        "threads",
     },
     "report": {"records", "regular_file", "printable", "options", "errors"},
     "explorer": {
-        "data", "recurrence", "solvers", "equilibrium", "distances", "diagnostics", "asynchronous", "report", "errors",
+        "data",
+        "recurrence",
+        "solvers",
+        "equilibrium",
+        "distances",
+        "diagnostics",
+        "asynchronous",
+        "report",
+        "errors",
     },
     "fuzzing": {
-        "data", "equilibrium", "registry", "records", "regular_file", "options", "models", "kernels", "training", "report", "cli", "errors",
+        "data",
+        "equilibrium",
+        "registry",
+        "records",
+        "regular_file",
+        "options",
+        "models",
+        "kernels",
+        "training",
+        "report",
+        "cli",
+        "errors",
     },
     "distributed": {  # of training only how Ray is started safely
-        "training", "data", "recurrence", "solvers", "adjoints", "equilibrium", "distances", "diagnostics", "certificates", "models",
-        "errors", "__version__",
+        "training",
+        "data",
+        "recurrence",
+        "solvers",
+        "adjoints",
+        "equilibrium",
+        "distances",
+        "diagnostics",
+        "certificates",
+        "models",
+        "errors",
+        "__version__",
     },
     "evaluation": {"data", "equilibrium", "records", "training", "errors"},
 }
@@ -78,7 +156,9 @@ def violations(root: Path = ROOT) -> list[str]:
         layer = layer_of(path)
         if layer in ("cli", "__init__", "__main__"):
             continue
-        assert layer in ALLOWED, f"{layer} is a new layer: give it a line in ALLOWED and in docs/flow.md"
+        assert layer in ALLOWED, (
+            f"{layer} is a new layer: give it a line in ALLOWED and in docs/flow.md"
+        )
         bad = imported_layers(path) - ALLOWED[layer] - {layer, "__version__"}
         wrong += [f"{path.relative_to(root)} imports {name}" for name in sorted(bad)]
     return wrong
@@ -89,16 +169,23 @@ def test_dependencies_point_one_way():
 
 
 def test_models_know_of_theory_only_its_numbers():
-    """Models may read proved constants (theory.coefficients); everything else of theory stands above the models."""
+    """Models may read proved constants (theory.coefficients); everything else of theory stands
+    above the models."""
     for path in (ROOT / "models").glob("*.py"):
         for line in path.read_text().splitlines():
             if "sheafdeq.theory" in line and "import" in line:
-                assert any(m in line for m in ("theory.coefficients", "theory.enclosure")), f"{path.name}: {line}"
+                assert any(m in line for m in ("theory.coefficients", "theory.enclosure")), (
+                    f"{path.name}: {line}"
+                )
 
 
 def test_nothing_imports_the_command_line():
     users = ("cli", "fuzzing")  # the fuzzer tries commands as a user would
-    assert not [p for p in ROOT.rglob("*.py") if layer_of(p) not in users and p.name != "__main__.py" and "cli" in imported_layers(p)]
+    assert not [
+        p
+        for p in ROOT.rglob("*.py")
+        if layer_of(p) not in users and p.name != "__main__.py" and "cli" in imported_layers(p)
+    ]
 
 
 def test_the_check_sees_a_violation(tmp_path):

@@ -102,8 +102,12 @@ def test_index_of_pyg_names_the_graphs(features):
 
 def test_layouts_take_what_pyg_hands_out():
     edges = EdgeIndex([[1, 0, 2, 1], [0, 1, 1, 2]], sparse_size=(3, 3), sort_order="col")
-    layout = EdgeLayout.build(edges[0], Index([0, 1, 3, 4]), negated(torch.ones(4)), nn.Parameter(torch.ones(3)), 3)
-    assert {type(part) for part in (layout.source, layout.pointer, layout.weight, layout.degree)} == {torch.Tensor}
+    layout = EdgeLayout.build(
+        edges[0], Index([0, 1, 3, 4]), negated(torch.ones(4)), nn.Parameter(torch.ones(3)), 3
+    )
+    assert {
+        type(part) for part in (layout.source, layout.pointer, layout.weight, layout.degree)
+    } == {torch.Tensor}
     if native_available():
         assert layout.native is not None
 
@@ -129,7 +133,9 @@ def refused():
         return {
             "masked": masked_tensor(ones, ones > 0),
             "nested": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
-            "jagged": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+            "jagged": torch.nested.nested_tensor(
+                [torch.ones(2), torch.ones(3)], layout=torch.jagged
+            ),
             "sparse": ones.to_sparse(),
             "compressed": ones.to_sparse_csr(),
             "meta": torch.ones(3, 2, device="meta"),
@@ -153,14 +159,45 @@ def test_what_is_not_one_dense_tensor_is_refused_by_name(kind):
 def test_every_subclass_that_is_loaded_is_accounted_for():
     """A new subclass in torch or PyG must be looked at here before it reaches native code."""
     known = {
-        "Tensor", "Parameter", "Buffer", "UninitializedParameter", "UninitializedBuffer", "FlatParameter", "ExpandedWeight",
-        "Labelled", "Index", "EdgeIndex", "HashTensor",
-        "NestedTensor", "MaskedTensor", "FakeTensor", "FunctionalTensor", "LoggingTensor", "LoggingTensorReentrant", "DTensor",
-        "SparseSemiStructuredTensor", "SparseSemiStructuredTensorCUTLASS", "SparseSemiStructuredTensorCUSPARSELT",
-        "ShardedTensorBase", "ShardedTensor", "AsyncCollectiveTensor", "LocalTensor", "TwoTensor", "CausalBias",
-    }  # fmt: skip
-    readable = {"Tensor", "Parameter", "Buffer", "FlatParameter", "ExpandedWeight", "Labelled", "CausalBias",
-                "UninitializedParameter", "UninitializedBuffer"}  # fmt: skip
+        "Tensor",
+        "Parameter",
+        "Buffer",
+        "UninitializedParameter",
+        "UninitializedBuffer",
+        "FlatParameter",
+        "ExpandedWeight",
+        "Labelled",
+        "Index",
+        "EdgeIndex",
+        "HashTensor",
+        "NestedTensor",
+        "MaskedTensor",
+        "FakeTensor",
+        "FunctionalTensor",
+        "LoggingTensor",
+        "LoggingTensorReentrant",
+        "DTensor",
+        "SparseSemiStructuredTensor",
+        "SparseSemiStructuredTensorCUTLASS",
+        "SparseSemiStructuredTensorCUSPARSELT",
+        "ShardedTensorBase",
+        "ShardedTensor",
+        "AsyncCollectiveTensor",
+        "LocalTensor",
+        "TwoTensor",
+        "CausalBias",
+    }
+    readable = {
+        "Tensor",
+        "Parameter",
+        "Buffer",
+        "FlatParameter",
+        "ExpandedWeight",
+        "Labelled",
+        "CausalBias",
+        "UninitializedParameter",
+        "UninitializedBuffer",
+    }
     for kind in all_subclasses(torch.Tensor):
         if not kind.__module__.startswith(("torch", "sheafdeq", __name__)):
             continue
@@ -176,5 +213,8 @@ def test_starts_are_read_with_their_own_sign(kind, features):
     graph = Graph.build(features, torch.tensor(EDGES))
     start = torch.rand(3, 6) + 0.5
     with torch.no_grad():
-        ends = [model.run(graph, initial_state=s, steps=1).solution.value for s in (start, SAME_NUMBERS[kind](start.clone()))]
+        ends = [
+            model.run(graph, initial_state=s, steps=1).solution.value
+            for s in (start, SAME_NUMBERS[kind](start.clone()))
+        ]
     assert torch.equal(*ends)

@@ -1,4 +1,5 @@
-"""Pages made from the sources: the API reference (every module with ``__all__``) and the map from statements to code and tests."""
+"""Pages made from the sources: the API reference (every module with ``__all__``) and the map from
+statements to code and tests."""
 
 from __future__ import annotations
 
@@ -9,9 +10,13 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 MADE = "made"
-STATEMENT = re.compile(r"^\*\*(Definition|Lemma|Theorem|Corollary|Proposition) (\d+)(?: \(([^)]*)\))?", re.MULTILINE)
+STATEMENT = re.compile(
+    r"^\*\*(Definition|Lemma|Theorem|Corollary|Proposition) (\d+)(?: \(([^)]*)\))?", re.MULTILINE
+)
 CITED = re.compile(
-    r"\b(definition|lemma|theorem|corollar|proposition)(?:s|y|ies|ys)?[ _](\d+(?:(?:, | and |, and | to |_and_|; )\d+)*)", re.IGNORECASE
+    r"\b(definition|lemma|theorem|corollar|proposition)(?:s|y|ies|ys)?"
+    r"[ _](\d+(?:(?:, | and |, and | to |_and_|; )\d+)*)",
+    re.IGNORECASE,
 )
 
 
@@ -31,7 +36,9 @@ def modules() -> list[str]:
 def has_list(tree: ast.Module) -> bool:
     """Whether a module names what is public."""
     assignments = [node for node in tree.body if isinstance(node, ast.Assign)]
-    return any(getattr(target, "id", "") == "__all__" for node in assignments for target in node.targets)
+    return any(
+        getattr(target, "id", "") == "__all__" for node in assignments for target in node.targets
+    )
 
 
 def is_package(name: str) -> bool:
@@ -45,7 +52,8 @@ def api_pages(folder: Path) -> None:
     packages = sorted({name.split(".")[1] for name in names if name.count(".")})
     listing = [
         "# API reference", "",
-        "Every public name, from its docstring. The packages follow the data; [how the parts fit](../flow.md) has the picture.", "",
+        "Every public name, from its docstring. The packages follow the data; [how the parts "
+        "fit](../flow.md) has the picture.", "",
         "```{toctree}", ":maxdepth: 1", "",
     ]  # fmt: skip
     for package in packages:
@@ -75,7 +83,8 @@ def citations(text: str) -> set[tuple[str, int]]:
 
 
 def statement_page(folder: Path) -> None:
-    """Each numbered statement of the theory with the modules that rely on it and the tests that check it."""
+    """Each numbered statement of the theory with the modules that rely on it and the tests that
+    check it."""
     text = (ROOT / "docs" / "theory.md").read_text(encoding="utf-8")
     code: dict[str, set[tuple[str, int]]] = {}
     for path in sorted((ROOT / "src").rglob("*.py")):
@@ -90,7 +99,8 @@ def statement_page(folder: Path) -> None:
                 tests[f"{path.relative_to(ROOT).as_posix()}::{node.name}"] = citations(part)
     lines = [
         "# Statements, code and tests", "",
-        "Every numbered statement of the [theory](../theory.md), the modules whose docstrings rely on it, and the tests that name it. "
+        "Every numbered statement of the [theory](../theory.md), the modules whose docstrings "
+        "rely on it, and the tests that name it. "
         "The table is made from the sources.", "",
         "| statement | code | tests |", "|---|---|---|",
     ]  # fmt: skip

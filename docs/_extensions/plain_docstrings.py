@@ -1,7 +1,9 @@
-"""Docstrings of this project are plain text with ``literals``, roles and a few directives; show them as such.
+"""Docstrings of this project are plain text with ``literals``, roles and a few directives; show
+them as such.
 
-Mathematics in words (|x|, H_v, 2*c) would be read as markup. Paragraphs are therefore escaped outside literals and roles,
-indented blocks and tables become literal blocks, and "Args:" becomes a list. Directives stay as they are.
+Mathematics in words (|x|, H_v, 2*c) would be read as markup. Paragraphs are therefore escaped
+outside literals and roles, indented blocks and tables become literal blocks, and "Args:" becomes a
+list. Directives stay as they are.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ from typing import Any
 
 _KEPT = re.compile(r"(``.+?``|:[a-zA-Z:]+:`[^`]+`)", re.DOTALL)
 _ROLE = re.compile(r":(?:class|func|meth|mod|attr|data|exc|math):`([^`]+)`")
-_SECTION = re.compile(r"^(Args|Arguments|Shapes|Returns|Raises|Invariants|Reference|Yields)\b.*:\s*$")
+_SECTION = re.compile(
+    r"^(Args|Arguments|Shapes|Returns|Raises|Invariants|Reference|Yields)\b.*:\s*$"
+)
 
 
 def escaped(text: str) -> str:
@@ -59,10 +63,14 @@ def plain(lines: list[str]) -> list[str]:
             made += ["::", "", *(f"    {line}" for line in block), ""]
             continue
         head = [line for line in block if not line.startswith((" ", "\t"))]
-        if _SECTION.match(block[0]) or (len(head) == 1 and len(block) > 1 and block[0].endswith(":")):
+        if _SECTION.match(block[0]) or (
+            len(head) == 1 and len(block) > 1 and block[0].endswith(":")
+        ):
             made += [escaped(block[0]), ""]
             entry = ""
-            step = min(len(line) - len(line.lstrip()) for line in block[1:]) if len(block) > 1 else 0
+            step = (
+                min(len(line) - len(line.lstrip()) for line in block[1:]) if len(block) > 1 else 0
+            )
             for line in block[1:]:
                 if len(line) - len(line.lstrip()) == step and entry:
                     made.append(f"* {escaped(entry)}")
@@ -72,7 +80,9 @@ def plain(lines: list[str]) -> list[str]:
             if entry:
                 made += [f"* {escaped(entry)}", ""]
             continue
-        if any(line.startswith((" ", "\t")) for line in block[1:]) or any("  " in line.strip() for line in block):
+        if any(line.startswith((" ", "\t")) for line in block[1:]) or any(
+            "  " in line.strip() for line in block
+        ):
             if re.match(r"^(\*|-|\(?[a-z0-9]\)|[0-9]+\.) ", block[0]):  # a list
                 for line in block:
                     text = line.strip()
@@ -85,7 +95,9 @@ def plain(lines: list[str]) -> list[str]:
         if re.match(r"^(\*|-) ", block[0]):
             for line in block:
                 new = re.match(r"^(\*|-) ", line)
-                made.append(f"* {escaped(line.strip()[2:])}" if new else f"  {escaped(line.strip())}")
+                made.append(
+                    f"* {escaped(line.strip()[2:])}" if new else f"  {escaped(line.strip())}"
+                )
             made.append("")
             continue
         made += [*escaped("\n".join(block)).split("\n"), ""]  # a role may go over the end of a line
@@ -95,7 +107,9 @@ def plain(lines: list[str]) -> list[str]:
 def process(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Replace the lines of one docstring; what a base class of another package says is left out."""
     home = getattr(obj, "__module__", None) or ""
-    if what in ("class", "exception", "method", "function") and not str(home).startswith("sheafdeq"):
+    if what in ("class", "exception", "method", "function") and not str(home).startswith(
+        "sheafdeq"
+    ):
         lines[:] = lines[:1] and [escaped(lines[0])]
         return
     lines[:] = plain(list(lines))

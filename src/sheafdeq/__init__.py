@@ -1,4 +1,5 @@
-"""Graph neural networks that settle: sheaf equilibria, solvers, certificates and asynchronous inference.
+"""Graph neural networks that settle: sheaf equilibria, solvers, certificates and asynchronous
+inference.
 
 The names most people need are here; see ``docs/flow.md`` for how the parts fit together.
 """

@@ -1,11 +1,12 @@
 """Distances between two states, one value for each node.
 
-A distance takes ``(new, old)``, both ``(n, c)``, and returns ``(n,)``. It is not always a norm of the difference
-(Thompson's is not), and asynchronous theory wants block maxima, so nothing is reduced over nodes here.
+A distance takes ``(new, old)``, both ``(n, c)``, and returns ``(n,)``. It is not always a norm of
+the difference (Thompson's is not), and asynchronous theory wants block maxima, so nothing is
+reduced over nodes here.
 
-A distance that decides convergence must see every entry. ``relative-sup`` (the paper's) does not: one entry of 1e8 in a row hides
-every change below 1e2 in the others. Models with positive states are judged by ``thompson``, all others by ``relative-entry``,
-unless their solver names another one.
+A distance that decides convergence must see every entry. ``relative-sup`` (the paper's) does not:
+one entry of 1e8 in a row hides every change below 1e2 in the others. Models with positive states
+are judged by ``thompson``, all others by ``relative-entry``, unless their solver names another one.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class Distance:
 
     name: str
     measure: Callable[[Tensor, Tensor], Tensor]
-    relative: bool = True  # whether it compares with the state; if not, rounding errors grow with the state
+    # whether it compares with the state; if not, rounding errors grow with the state
+    relative: bool = True
 
     def __call__(self, new: Tensor, old: Tensor) -> Tensor:
         """(n, c), (n, c) -> (n,)."""
@@ -62,8 +64,8 @@ def _relative_sup(new: Tensor, old: Tensor) -> Tensor:
 
 
 def _relative_entry(new: Tensor, old: Tensor) -> Tensor:
-    # An entry is compared with itself, or with the row where that is smaller than one: a row of small numbers keeps a relative
-    # measure, and a large entry hides no other.
+    # An entry is compared with itself, or with the row where that is smaller than one: a row of
+    # small numbers keeps a relative measure, and a large entry hides no other.
     floor = _row_max(old.abs()).clamp(max=1.0).unsqueeze(1) + EPSILON
     return _row_max((new - old).abs() / torch.maximum(old.abs(), floor))
 
@@ -75,7 +77,8 @@ def _euclidean(new: Tensor, old: Tensor) -> Tensor:
 def _thompson(new: Tensor, old: Tensor) -> Tensor:
     # Outside the open positive cone the metric is not defined: infinity, never a silent number.
     inside = ((new > 0) & (old > 0)).all(dim=1)
-    # log(new / old) by log1p of the relative change, which loses nothing where the two are close; by logarithms where they are far
+    # log(new / old) by log1p of the relative change, which loses nothing where the two are close;
+    # by logarithms where they are far
     change = (new - old) / old
     logarithms = torch.log1p(change.clamp(-0.5, 0.5))
     far = ~(change.abs() < 0.5)
@@ -90,8 +93,8 @@ SUP = Distance("sup", _sup, relative=False)
 RELATIVE_SUP = Distance("relative-sup", _relative_sup)
 """||new - old||_inf / (||old||_inf + eps): the paper's rho before its maximum over nodes."""
 RELATIVE_ENTRY = Distance("relative-entry", _relative_entry)
-"""max_j |new_j - old_j| / max(|old_j|, min(1, ||old||_inf)) of every row: each entry against itself, with a floor. At least
-``relative-sup`` everywhere, so a tolerance met here is met there."""
+"""max_j |new_j - old_j| / max(|old_j|, min(1, ||old||_inf)) of every row: each entry against
+itself, with a floor. At least ``relative-sup`` everywhere, so a tolerance met here is met there."""
 EUCLIDEAN = Distance("euclidean", _euclidean, relative=False)
 """||new - old||_2 of every row."""
 THOMPSON = Distance("thompson", _thompson)
@@ -100,14 +103,16 @@ THOMPSON = Distance("thompson", _thompson)
 DISTANCES = {d.name: d for d in (SUP, RELATIVE_SUP, RELATIVE_ENTRY, EUCLIDEAN, THOMPSON)}
 
 ROUNDINGS = 64
-"""Units in the last place that a step may lose to rounding: what was observed of models of this package in float32, judged in
-float64, stays below (``tests/solvers/test_truth.py``)."""
+"""Units in the last place that a step may lose to rounding: what was observed of models of this
+package in float32, judged in float64, stays below (``tests/solvers/test_truth.py``)."""
 
 
 def resolution(dtype: torch.dtype) -> float:
-    """The residual that a step computed in ``dtype`` can still tell from zero: 64 eps, 7.6e-06 in float32, 1.4e-14 in float64.
+    """The residual that a step computed in ``dtype`` can still tell from zero: 64 eps, 7.6e-06 in
+    float32, 1.4e-14 in float64.
 
-    A smaller tolerance is not a promise that can be kept: solvers stop where it was asked for and judge by this instead.
+    A smaller tolerance is not a promise that can be kept: solvers stop where it was asked for and
+    judge by this instead.
     """
     return ROUNDINGS * float(torch.finfo(dtype).eps)
 

@@ -1,10 +1,13 @@
-"""What every model of this package is: something that turns a :class:`Graph` into an :class:`Output`.
+"""What every model of this package is: something that turns a :class:`Graph` into an
+:class:`Output`.
 
-* :class:`GraphModel`: the common face (``run`` for prepared graphs, ``forward`` for tensors, as PyG users write it).
+* :class:`GraphModel`: the common face (``run`` for prepared graphs, ``forward`` for tensors, as PyG
+  users write it).
 * :class:`EquilibriumModel`: a recurrence with its solver and its gradient rule.
 * :class:`ExplicitModel`: an ordinary feed-forward network.
 
-Training, diagnostics, certificates and the asynchronous runtime never ask which model they have; they ask only whether it is an
+Training, diagnostics, certificates and the asynchronous runtime never ask which model they have;
+they ask only whether it is an
 :class:`EquilibriumModel` when they need its map.
 """
 
@@ -26,12 +29,22 @@ from sheafdeq.solvers import Picard, Solution, Solver, solver_from
 from sheafdeq.solvers.fixed_point import FixedPointSolver
 from sheafdeq.solvers.iterate import Observer
 
-__all__ = ["EQUILIBRIUM_STEPS", "EQUILIBRIUM_TOLERANCE", "EquilibriumModel", "ExplicitModel", "GraphModel", "Output", "Readout"]
+__all__ = [
+    "EQUILIBRIUM_STEPS",
+    "EQUILIBRIUM_TOLERANCE",
+    "EquilibriumModel",
+    "ExplicitModel",
+    "GraphModel",
+    "Output",
+    "Readout",
+]
 
 EQUILIBRIUM_TOLERANCE = 1e-6
-"""Residual of every node (in the model's own distance) below which a guaranteed model counts as settled."""
+"""Residual of every node (in the model's own distance) below which a guaranteed model counts as
+settled."""
 EQUILIBRIUM_STEPS = 2000
-"""Step limit of that solve (of every level of a cascade): far above what a proved rate needs in practice."""
+"""Step limit of that solve (of every level of a cascade): far above what a proved rate needs in
+practice."""
 
 AnySolver = TypeVar("AnySolver", bound=Solver)
 
@@ -75,8 +88,9 @@ class GraphModel(nn.Module):
     ) -> Any:
         """Node outputs (n, o), or ``(outputs, solution)`` with ``return_info=True``.
 
-        ``x`` (n, f), ``edge_index`` (2, e), ``edge_attr`` (e, d_e), ``batch`` (n,) as in PyG. Further options go to :meth:`run`
-        (for equilibrium models: ``steps=100`` continues past the trained horizon).
+        ``x`` (n, f), ``edge_index`` (2, e), ``edge_attr`` (e, d_e), ``batch`` (n,) as in PyG.
+        Further options go to :meth:`run` (for equilibrium models: ``steps=100`` continues past the
+        trained horizon).
         """
         output = self.run(Graph.build(x, edge_index, edge_attr, batch), **options)
         return (output.logits, output.solution) if return_info else output.logits
@@ -87,20 +101,34 @@ class GraphModel(nn.Module):
     def check(self, graph: Graph) -> None:
         """Raise :class:`InputError` when the graph's features do not fit this model."""
         if graph.x.shape[1] != self.in_channels:
-            raise InputError(f"the graph has {graph.x.shape[1]} node features, the model was made for {self.in_channels}")
+            raise InputError(
+                f"the graph has {graph.x.shape[1]} node features, the model was made "
+                f"for {self.in_channels}"
+            )
         wanted = self.edge_dim or 0
         if graph.edge_dim != wanted and self._uses_edge_features():
             if wanted and graph.edge_attr is None:
                 raise InputError(f"the model needs edge_attr of width {wanted}, the graph has none")
-            hint = "make the model with edge_dim=" + str(graph.edge_dim) if not wanted else f"give width {wanted}"
-            raise InputError(f"the graph has edge features of width {graph.edge_dim}, the model takes {wanted}: {hint}")
+            hint = (
+                "make the model with edge_dim=" + str(graph.edge_dim)
+                if not wanted
+                else f"give width {wanted}"
+            )
+            raise InputError(
+                f"the graph has edge features of width {graph.edge_dim}, the model "
+                f"takes {wanted}: {hint}"
+            )
         parameter = next(self.parameters(), None)
         if parameter is not None and parameter.dtype != graph.x.dtype:
             raise InputError(
-                f"the features are {graph.x.dtype}, the model is {parameter.dtype}: use model.double() or x.float()"
+                f"the features are {graph.x.dtype}, the model is {parameter.dtype}: use "
+                "model.double() or x.float()"
             )
         if parameter is not None and parameter.device != graph.x.device:
-            raise InputError(f"the features are on {graph.x.device}, the model is on {parameter.device}: move one of them")
+            raise InputError(
+                f"the features are on {graph.x.device}, the model is on "
+                f"{parameter.device}: move one of them"
+            )
 
     def _uses_edge_features(self) -> bool:
         """Models that ignore edge features on purpose override this."""
@@ -121,7 +149,10 @@ class ExplicitModel(GraphModel):
     def run(self, graph: Graph, **options: Any) -> Output:
         """Outputs; a feed-forward network has no solution to report."""
         if options:
-            raise InputError(f"{type(self).__name__} is feed-forward and takes no solver options, got {sorted(options)}")
+            raise InputError(
+                f"{type(self).__name__} is feed-forward and takes no solver options, "
+                f"got {sorted(options)}"
+            )
         self.check(graph)
         return Output(self.logits(graph))
 
@@ -129,17 +160,27 @@ class ExplicitModel(GraphModel):
 class EquilibriumModel(GraphModel):
     """A recurrence, its solver and its gradient rule.
 
-    A model of your own subclasses this and provides ``prepare``, ``initial_state``, ``step`` and ``readout`` (a method, or a
-    :class:`Readout` submodule); see ``docs/adding_a_model.md``. ``local_step`` makes it run asynchronously.
+    A model of your own subclasses this and provides ``prepare``, ``initial_state``, ``step`` and
+    ``readout`` (a method, or a
+    :class:`Readout` submodule); see ``docs/adding_a_model.md``. ``local_step`` makes it run
+    asynchronously.
     """
 
-    guaranteed: ClassVar[bool] = False  # one equilibrium, reached from every start, is proved for every weight
+    # one equilibrium, reached from every start, is proved for every weight
+    guaranteed: ClassVar[bool] = False
     solver: Solver
     adjoint: Adjoint
     distance: Distance = RELATIVE_ENTRY
-    """Decides convergence where a solver names no distance of its own; models with positive states take Thompson's."""
+    """Decides convergence where a solver names no distance of its own; models with positive states
+    take Thompson's."""
 
-    def __init__(self, *, steps: int = 20, solver: str | Solver | None = None, gradient: str | Adjoint = "unrolled") -> None:
+    def __init__(
+        self,
+        *,
+        steps: int = 20,
+        solver: str | Solver | None = None,
+        gradient: str | Adjoint = "unrolled",
+    ) -> None:
         super().__init__()
         self.solver = solver_from(solver, steps)
         self.adjoint = adjoint_from(gradient)
@@ -162,7 +203,8 @@ class EquilibriumModel(GraphModel):
         """(n, c) -> (n, c), pure."""
 
     def gathered_step(self, own: Tensor, table: Tensor, index: Tensor, context: Any) -> Tensor:
-        """``local_step`` with edge k reading ``table[index[k]]``; override where transforming the table first is cheaper."""
+        """``local_step`` with edge k reading ``table[index[k]]``; override where transforming the
+        table first is cheaper."""
         return self.local_step(own, table[index], context)  # type: ignore[operator]
 
     def judged(self, solver: AnySolver) -> AnySolver:
@@ -190,7 +232,9 @@ class EquilibriumModel(GraphModel):
             initial_state = plain_tensor(initial_state, "the initial state")
             if initial_state.shape != start.shape or initial_state.dtype != start.dtype:
                 got, need = (f"{tuple(t.shape)} {t.dtype}" for t in (initial_state, start))
-                raise InputError(f"the initial state must be {need} for this model and graph, got {got}")
+                raise InputError(
+                    f"the initial state must be {need} for this model and graph, got {got}"
+                )
             start = self._representable(initial_state)
 
         def function(state: Tensor) -> Tensor:
@@ -206,7 +250,8 @@ class EquilibriumModel(GraphModel):
         return (adjoint or self.adjoint).solve(function, start, solver, **options)
 
     def _representable(self, start: Tensor) -> Tensor:
-        """A positive start of a guaranteed model, moved to where products with it neither overflow nor vanish.
+        """A positive start of a guaranteed model, moved to where products with it neither overflow
+        nor vanish.
 
         (2^-100 to 2^100 in float32.) Its first step lands in the invariant box from anywhere.
         """
@@ -218,7 +263,8 @@ class EquilibriumModel(GraphModel):
     def run(self, graph: Graph, **options: Any) -> Output:
         """Solve on a checked graph and read out.
 
-        Options: ``steps`` (continue past, or stop before, the trained horizon), ``initial_state`` (n, c), ``solver``,
+        Options: ``steps`` (continue past, or stop before, the trained horizon), ``initial_state``
+        (n, c), ``solver``,
         ``adjoint``, ``observe`` (called with every state).
         """
         self.check(graph)
@@ -227,12 +273,17 @@ class EquilibriumModel(GraphModel):
         return Output(self.readout(solution.value, context), solution)  # type: ignore[operator]
 
     def run_to_equilibrium(
-        self, graph: Graph, *, tolerance: float = EQUILIBRIUM_TOLERANCE, steps: int = EQUILIBRIUM_STEPS
+        self,
+        graph: Graph,
+        *,
+        tolerance: float = EQUILIBRIUM_TOLERANCE,
+        steps: int = EQUILIBRIUM_STEPS,
     ) -> Output:
-        """Solve until every node is at rest, however many steps that takes below ``steps``, and read out.
+        """Solve until every node is at rest, however many steps that takes below ``steps``, and
+        read out.
 
-        This is what a guaranteed model promises and is judged by; the trained horizon is a training device. Others may be asked
-        too, and the status says what came of it.
+        This is what a guaranteed model promises and is judged by; the trained horizon is a training
+        device. Others may be asked too, and the status says what came of it.
         """
         self.check(graph)
         context = self.prepare(graph)

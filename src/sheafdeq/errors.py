@@ -32,7 +32,8 @@ class InputError(SheafDEQError, ValueError):
 
 
 class IncompatibleError(InputError):
-    """A trained model does not fit the task it is to be judged on; the message names both widths."""
+    """A trained model does not fit the task it is to be judged on; the message names both
+    widths."""
 
 
 class UsageError(SheafDEQError):
@@ -40,7 +41,8 @@ class UsageError(SheafDEQError):
 
 
 class OptionError(InputError, UsageError):
-    """An option, by name or value, that a model, task, command or configuration does not take (exit code 2)."""
+    """An option, by name or value, that a model, task, command or configuration does not take (exit
+    code 2)."""
 
 
 class DataError(SheafDEQError):
@@ -52,11 +54,13 @@ class RecordError(SheafDEQError):
 
 
 class StoreError(SheafDEQError):
-    """The run store cannot be used: the disk is full or gone, there are no locks, or something else lies in its place."""
+    """The run store cannot be used: the disk is full or gone, there are no locks, or something else
+    lies in its place."""
 
 
 class WorkerError(SheafDEQError):
-    """A worker of a distributed run failed, or could not be brought back; the message says which and why."""
+    """A worker of a distributed run failed, or could not be brought back; the message says which
+    and why."""
 
 
 class ConvergenceError(SheafDEQError):

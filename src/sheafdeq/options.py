@@ -1,8 +1,10 @@
-"""Options by name: their types come from the signature that takes them, and a wrong one is one sentence.
+"""Options by name: their types come from the signature that takes them, and a wrong one is one
+sentence.
 
-Model and task options arrive as JSON or TOML values (from ``--set``, a configuration file, a stored record). This is the
-one door they pass: names are checked against the known ones, types against the annotations of the constructor or builder,
-and sizes against limits that keep memory bounded. Finer conditions (``alpha`` in (0, 1]) are the constructor's own.
+Model and task options arrive as JSON or TOML values (from ``--set``, a configuration file, a stored
+record). This is the one door they pass: names are checked against the known ones, types against the
+annotations of the constructor or builder, and sizes against limits that keep memory bounded. Finer
+conditions (``alpha`` in (0, 1]) are the constructor's own.
 """
 
 from __future__ import annotations
@@ -16,9 +18,22 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from sheafdeq.errors import OptionError
 
-__all__ = ["SEED", "Limits", "OptionType", "check_options", "option_types", "suggestion", "unknown_name"]
+__all__ = [
+    "SEED",
+    "Limits",
+    "OptionType",
+    "check_options",
+    "option_types",
+    "suggestion",
+    "unknown_name",
+]
 
-_SCALARS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+_SCALARS: dict[type, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+}
 _LONGEST = 10_000  # entries of a list
 
 
@@ -52,7 +67,10 @@ class OptionType:
         else:
             kinds = [_SCALARS[kind] + self._range(kind) for kind in self.scalars]
         if self.listed:
-            kinds.append("a list, each entry " + " or ".join(_SCALARS[kind] + self._range(kind) for kind in self.listed))
+            kinds.append(
+                "a list, each entry "
+                + " or ".join(_SCALARS[kind] + self._range(kind) for kind in self.listed)
+            )
         return " or ".join(kinds) + (", or null" if self.nullable else "")
 
     def _range(self, kind: type) -> str:
@@ -69,7 +87,11 @@ class OptionType:
         if self.choices:
             return any(type(value) is type(choice) and value == choice for choice in self.choices)
         if isinstance(value, list | tuple):
-            return bool(self.listed) and len(value) <= _LONGEST and all(self._fits(entry, self.listed) for entry in value)
+            return (
+                bool(self.listed)
+                and len(value) <= _LONGEST
+                and all(self._fits(entry, self.listed) for entry in value)
+            )
         return self._fits(value, self.scalars)
 
     def _fits(self, value: Any, kinds: tuple[type, ...]) -> bool:
@@ -95,24 +117,35 @@ def option_types(
     limits: Mapping[str, Limits],
     hints: Mapping[str, Any] | None = None,
 ) -> dict[str, OptionType]:
-    """Types of the options named in ``defaults``, from the annotations of ``function`` (``hints`` go first)."""
+    """Types of the options named in ``defaults``, from the annotations of ``function`` (``hints``
+    go first)."""
     annotations = {**get_type_hints(function), **(hints or {})}
     found = {}
     for name, default in defaults.items():
         annotation = annotations.get(name, type(default))
         scalars, listed, choices, nullable = _taken_apart(annotation)
-        found[name] = OptionType(scalars, nullable or default is None, listed, choices, limits.get(name))
+        found[name] = OptionType(
+            scalars, nullable or default is None, listed, choices, limits.get(name)
+        )
     return found
 
 
-def _taken_apart(annotation: Any) -> tuple[tuple[type, ...], tuple[type, ...], tuple[Any, ...], bool]:
-    """Scalar types, entry types of lists, choices, whether None: what JSON can say of an annotation."""
+def _taken_apart(
+    annotation: Any,
+) -> tuple[tuple[type, ...], tuple[type, ...], tuple[Any, ...], bool]:
+    """Scalar types, entry types of lists, choices, whether None: what JSON can say of an
+    annotation."""
     origin = get_origin(annotation)
     if origin in (Union, types.UnionType):
         parts = [_taken_apart(part) for part in get_args(annotation)]
         scalars = tuple(dict.fromkeys(kind for part in parts for kind in part[0]))
         listed = tuple(dict.fromkeys(kind for part in parts for kind in part[1]))
-        return scalars, listed, tuple(choice for part in parts for choice in part[2]), any(part[3] for part in parts)
+        return (
+            scalars,
+            listed,
+            tuple(choice for part in parts for choice in part[2]),
+            any(part[3] for part in parts),
+        )
     if origin is Literal:
         return (), (), get_args(annotation), False
     if annotation is type(None):
@@ -125,7 +158,8 @@ def _taken_apart(annotation: Any) -> tuple[tuple[type, ...], tuple[type, ...], t
 
 
 def check_options(given: Mapping[str, Any], known: Mapping[str, OptionType], owner: str) -> None:
-    """Raise :class:`~sheafdeq.errors.OptionError` for the first option that is unknown or of the wrong type."""
+    """Raise :class:`~sheafdeq.errors.OptionError` for the first option that is unknown or of the
+    wrong type."""
     for name in given:
         if name not in known:
             raise unknown_name(f"{owner} has no option", name, known)
@@ -151,5 +185,9 @@ def suggestion(name: Any, known: Sequence[str]) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value) if not isinstance(value, int) or abs(value) < 10**40 else f"a number of {value.bit_length()} bits"
+    text = (
+        repr(value)
+        if not isinstance(value, int) or abs(value) < 10**40
+        else (f"a number of {value.bit_length()} bits")
+    )
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -10,14 +10,18 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?%?")
 
 
 def printable(text: str) -> str:
-    """Control, format and surrogate characters escaped: no escape sequence reaches a terminal, no line is broken."""
+    """Control, format and surrogate characters escaped: no escape sequence reaches a terminal, no
+    line is broken."""
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
+    )
 
 
 def markdown_text(text: str) -> str:
-    r"""Without tables, emphasis, code, HTML, links and images: ``|``, ``*``, `````, ``<``, ``](`` and addresses are escaped.
+    r"""Without tables, emphasis, code, HTML, links and images: ``|``, ``*``, `````, ``<``, ``](``
+    and addresses are escaped.
 
     Brackets alone are left: ranges are written with them.
     """
@@ -29,9 +33,12 @@ def markdown_text(text: str) -> str:
 
 
 def csv_text(text: str) -> str:
-    """A cell no spreadsheet takes for a formula: an apostrophe before ``=``, ``+``, ``-``, ``@`` unless it is a number."""
+    """A cell no spreadsheet takes for a formula: an apostrophe before ``=``, ``+``, ``-``, ``@``
+    unless it is a number."""
     text = printable(text)
-    return f"'{text}" if text.lstrip()[:1] in tuple("=+-@") and not _NUMBER.fullmatch(text) else text
+    return (
+        f"'{text}" if text.lstrip()[:1] in tuple("=+-@") and not _NUMBER.fullmatch(text) else text
+    )
 
 
 def mathtext(text: str) -> str:

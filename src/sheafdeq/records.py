@@ -4,11 +4,13 @@ A record file is one line of canonical JSON (sorted keys, no spaces, ASCII, fini
 
     {"payload": ..., "sha256": "<of the canonical payload>"}
 
-and reading it back checks three things: the text is valid JSON, its digest fits, and writing what was read gives the
-same bytes. A truncated or altered file is therefore a :class:`~sheafdeq.errors.RecordError`, never a wrong number.
+and reading it back checks three things: the text is valid JSON, its digest fits, and writing what
+was read gives the same bytes. A truncated or altered file is therefore a
+:class:`~sheafdeq.errors.RecordError`, never a wrong number.
 
-Everything that two runs of one configuration may differ in (seconds, memory, the machine, the engine) is under the single key
-``timing``; :func:`without_timing` removes it, and what remains is equal byte for byte.
+Everything that two runs of one configuration may differ in (seconds, memory, the machine, the
+engine) is under the single key ``timing``; :func:`without_timing` removes it, and what remains is
+equal byte for byte.
 """
 
 from __future__ import annotations
@@ -67,8 +69,11 @@ FORMAT = 1
 
 
 def canonical_json(value: Any) -> bytes:
-    """The one byte string a JSON value has here: sorted keys, no spaces, ASCII; NaN and infinity are refused."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    """The one byte string a JSON value has here: sorted keys, no spaces, ASCII; NaN and infinity
+    are refused."""
+    text = json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+    )
     return text.encode("ascii")
 
 
@@ -78,7 +83,8 @@ def digest_of(value: Any) -> str:
 
 
 def finite(value: float, digits: int | None = None) -> float | None:
-    """The number, with ``digits`` significant digits if given; None for NaN and infinity (JSON has neither)."""
+    """The number, with ``digits`` significant digits if given; None for NaN and infinity (JSON has
+    neither)."""
     if not math.isfinite(value):
         return None
     return float(f"{value:.{digits}g}") if digits else float(value)
@@ -94,24 +100,36 @@ def unseal(data: bytes, source: str) -> Any:
     try:
         content = json.loads(data.decode("ascii"))
     except (UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise RecordError(f"{source}: not valid JSON ({error}): truncated or altered; delete it and run again") from error
+        raise RecordError(
+            f"{source}: not valid JSON ({error}): truncated or altered; delete it and run again"
+        ) from error
     if not isinstance(content, dict) or set(content) != {"payload", "sha256"}:
-        raise RecordError(f"{source}: not a sealed record (keys payload and sha256 expected): delete it and run again")
+        raise RecordError(
+            f"{source}: not a sealed record (keys payload and sha256 expected): "
+            "delete it and run again"
+        )
     payload = content["payload"]
     try:
         same = seal(payload) == data and digest_of(payload) == content["sha256"]
     except (ValueError, RecursionError) as error:  # NaN or infinity, which the writer refuses
-        raise RecordError(f"{source}: holds a number that is not finite: the file was altered") from error
+        raise RecordError(
+            f"{source}: holds a number that is not finite: the file was altered"
+        ) from error
     if not same:
-        raise RecordError(f"{source}: the content does not fit its SHA-256: the file was altered; delete it and run again")
+        raise RecordError(
+            f"{source}: the content does not fit its SHA-256: the file was altered; "
+            "delete it and run again"
+        )
     return payload
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file so that a crash leaves either the old content or the new, and the new one survives power loss.
+    """Write a file so that a crash leaves either the old content or the new, and the new one
+    survives power loss.
 
-    The bytes go into a file aside first, which is locked while it is written: it is removed when writing fails, and what
-    a killed process left is found unlocked and removed by the next writer of the same file.
+    The bytes go into a file aside first, which is locked while it is written: it is removed when
+    writing fails, and what a killed process left is found unlocked and removed by the next writer
+    of the same file.
     """
     while True:
         aside = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
@@ -135,7 +153,8 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def _lock(descriptor: int) -> bool:
-    """Whether this process now holds the file; no where another does, or where there are no locks."""
+    """Whether this process now holds the file; no where another does, or where there are no
+    locks."""
     if fcntl is None:
         return False
     try:
@@ -213,16 +232,20 @@ class Best(_Frozen):
 
 
 class SolveFacts(_Frozen):
-    """How the solves ended. ``training`` counts graphs over all training evaluations, ``final`` those of the last evaluation."""
+    """How the solves ended. ``training`` counts graphs over all training evaluations, ``final``
+    those of the last evaluation."""
 
-    to_tolerance: bool  # the solver stops at a tolerance (then anything but "converged" is a failure)
+    # the solver stops at a tolerance (then anything but "converged" is a failure)
+    to_tolerance: bool
     steps: int
     tolerance: float | None
     training: dict[str, int]
     final: dict[str, int]
     residual: float | None  # largest residual of the final evaluation
-    at_equilibrium: bool = False  # the final evaluation solved to the tolerance, whatever the trained horizon
-    distance: str | None = None  # in which it was measured; records without it used relative-sup, or their solver's own
+    # the final evaluation solved to the tolerance, whatever the trained horizon
+    at_equilibrium: bool = False
+    # in which it was measured; records without it used relative-sup, or their solver's own
+    distance: str | None = None
 
     @property
     def unconverged(self) -> bool:
@@ -231,7 +254,8 @@ class SolveFacts(_Frozen):
 
 
 class _Part(BaseModel):
-    """A part of a stored configuration: what later code relies on is checked, further keys are allowed."""
+    """A part of a stored configuration: what later code relies on is checked, further keys are
+    allowed."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=(), strict=True)
 
@@ -263,14 +287,17 @@ class _RunConfig(_Part):
 
 
 class RunRecord(_Frozen):
-    """One finished run: configuration, curves, solve statistics and the metrics of the best-validation checkpoint."""
+    """One finished run: configuration, curves, solve statistics and the metrics of the
+    best-validation checkpoint."""
 
     format: int = FORMAT
     id: str  # SHA-256 of configuration, task digest and code version
     config: dict[str, Any]
     task: TaskFacts
     model: ModelFacts
-    code: dict[str, str]  # scheme, version (part of the id), digest of the code that computed the run, digest of each role of it
+    # scheme, version (part of the id), digest of the code that computed the run, digest of each
+    # role of it
+    code: dict[str, str]
     epochs: int  # optimiser updates made
     stopped: str  # patience, max_epochs, score, stop_when or non-finite
     best: Best
@@ -284,7 +311,8 @@ class RunRecord(_Frozen):
     @field_validator("config")
     @classmethod
     def _config_has_its_parts(cls, config: dict[str, Any]) -> dict[str, Any]:
-        """Tables, figures and diagnostics read these parts; the rest may differ from version to version."""
+        """Tables, figures and diagnostics read these parts; the rest may differ from version to
+        version."""
         try:
             _RunConfig.model_validate(config)
         except ValidationError as error:
@@ -308,7 +336,8 @@ class RunRecord(_Frozen):
 
     @property
     def scheme(self) -> str:
-        """How the run was named: :data:`sheafdeq.identity.SCHEME`, or ``modules`` (names and texts of modules) for older records."""
+        """How the run was named: :data:`sheafdeq.identity.SCHEME`, or ``modules`` (names and texts
+        of modules) for older records."""
         return self.code.get("scheme", "modules")
 
     @property
@@ -317,12 +346,16 @@ class RunRecord(_Frozen):
         return int(self.config["seed"])
 
     def seconds_to(self, score: float) -> float | None:
-        """CPU seconds of training until the validation score first reached ``score``; None if it never did.
+        """CPU seconds of training until the validation score first reached ``score``; None if it
+        never did.
 
         The epochs of a run cost about the same, so this is the share of its epochs.
         """
         curve = self.curves["validation"]
-        reached = next((epoch for epoch, value in enumerate(curve) if value is not None and value >= score), None)
+        reached = next(
+            (epoch for epoch, value in enumerate(curve) if value is not None and value >= score),
+            None,
+        )
         if reached is None:
             return None
         return float(self.timing["cpu_seconds"]) * reached / max(1, self.epochs)
@@ -331,12 +364,16 @@ class RunRecord(_Frozen):
     def parse(payload: Any, source: str) -> RunRecord:
         """Check a payload against the schema."""
         if isinstance(payload, dict) and payload.get("format") != FORMAT:
-            raise RecordError(f"{source}: record format {payload.get('format')!r}, this version reads {FORMAT}")
+            raise RecordError(
+                f"{source}: record format {payload.get('format')!r}, this version reads {FORMAT}"
+            )
         try:
             return RunRecord.model_validate(payload)
         except ValidationError as error:
             first = error.errors()[0]
-            raise RecordError(f"{source}: not a run record: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+            raise RecordError(
+                f"{source}: not a run record: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+            ) from error
 
     def payload(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -344,9 +381,12 @@ class RunRecord(_Frozen):
 
 
 class EvaluationRecord(BaseModel):
-    """What ``sheafdeq evaluate`` writes: a checkpoint judged on a task, which need not be the one it was trained on."""
+    """What ``sheafdeq evaluate`` writes: a checkpoint judged on a task, which need not be the one
+    it was trained on."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), populate_by_name=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", protected_namespaces=(), populate_by_name=True
+    )
 
     schema_name: str = Field(alias="schema")
     command: str
@@ -354,7 +394,8 @@ class EvaluationRecord(BaseModel):
     run: str
     model: dict[str, Any]
     seed: int
-    task: dict[str, Any]  # name, title, level, options, digest, score, and the digest of the task trained on
+    # name, title, level, options, digest, score, and the digest of the task trained on
+    task: dict[str, Any]
     splits: dict[str, dict[str, Any]]  # score, metrics, scored rows, graphs
     solves: dict[str, Any] | None
     dtype: str
@@ -370,7 +411,9 @@ class EvaluationRecord(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
-            raise RecordError(f"{source}: not an evaluation record: {where}: {first['msg']}") from error
+            raise RecordError(
+                f"{source}: not an evaluation record: {where}: {first['msg']}"
+            ) from error
 
     def payload(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -386,7 +429,8 @@ class Summary:
     title: str
     options: Mapping[str, Any]  # those the configuration names
     all_options: Mapping[str, Any]  # defaults included
-    column: tuple[str, int | None, str]  # task, level, further task options as text ("" for the task as published)
+    # task, level, further task options as text ("" for the task as published)
+    column: tuple[str, int | None, str]
     deviations: tuple[str, ...]  # training settings that differ from the paper's protocol
     records: tuple[RunRecord, ...]  # by seed
     protocol: str = "paper"  # or the recipe's name, or what differs from the paper's protocol
@@ -417,11 +461,14 @@ class Summary:
     @property
     def unconverged(self) -> int:
         """Runs whose solver promises convergence and did not reach it in the final evaluation."""
-        return sum(record.solves is not None and record.solves.unconverged for record in self.records)
+        return sum(
+            record.solves is not None and record.solves.unconverged for record in self.records
+        )
 
 
 def without_timing(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """A record's payload without the fields that may differ between two runs of one configuration."""
+    """A record's payload without the fields that may differ between two runs of one
+    configuration."""
     return {key: value for key, value in payload.items() if key != "timing"}
 
 
@@ -438,11 +485,15 @@ def read_record(path: str | os.PathLike[str]) -> RunRecord:
 
 def refuse_unreadable(error: OSError) -> None:
     """A folder that cannot be listed would leave its records out in silence."""
-    raise RecordError(f"{error.filename}: the folder cannot be read ({error.strerror}); its records would be missing") from error
+    raise RecordError(
+        f"{error.filename}: the folder cannot be read ({error.strerror}); its "
+        "records would be missing"
+    ) from error
 
 
 def record_paths(
-    folders: Iterable[str | os.PathLike[str]], unreadable: Callable[[OSError], None] = refuse_unreadable
+    folders: Iterable[str | os.PathLike[str]],
+    unreadable: Callable[[OSError], None] = refuse_unreadable,
 ) -> Iterator[Path]:
     """Run records below the folders, in a fixed order; working directories (dot names) are skipped.
 
@@ -457,10 +508,11 @@ def record_paths(
 def read_records(
     *folders: str | os.PathLike[str], unreadable: Callable[[OSError], None] = refuse_unreadable
 ) -> list[RunRecord]:
-    """All run records below the folders (``record.json`` of a store, ``*.run.json`` of a results folder).
+    """All run records below the folders (``record.json`` of a store, ``*.run.json`` of a results
+    folder).
 
-    Of several records with one id, the first is kept; a record that cannot be trusted raises. ``unreadable`` is told of
-    every folder that cannot be listed (default: raise).
+    Of several records with one id, the first is kept; a record that cannot be trusted raises.
+    ``unreadable`` is told of every folder that cannot be listed (default: raise).
     """
     found: dict[str, RunRecord] = {}
     for path in record_paths(folders, unreadable):

@@ -1,21 +1,22 @@
 """The contract everything shares.
 
-A *recurrence* prepares a graph once, and from then on is one fixed map ``step`` of the state. Solver, adjoint,
-diagnostics, certificates and the asynchronous runtime all examine that same map.
+A *recurrence* prepares a graph once, and from then on is one fixed map ``step`` of the state.
+Solver, adjoint, diagnostics, certificates and the asynchronous runtime all examine that same map.
 
-    prepare(graph)               -> context      once for each solve: drive, degrees, constrained weights, dropout masks
-    initial_state(context)       -> (n, c)
-    step(state, context)         -> (n, c)       pure: no randomness, no memory
-    readout(state, context)      -> (n, o)
+    prepare(graph)               -> context      once for each solve: drive, degrees, constrained
+    weights, dropout masks initial_state(context)       -> (n, c) step(state, context)         ->
+    (n, c)       pure: no randomness, no memory readout(state, context)      -> (n, o)
 
-A *local* recurrence can also be evaluated with a different, possibly old, source state on every edge:
+A *local* recurrence can also be evaluated with a different, possibly old, source state on every
+edge:
 
     local_step(own (n, c), received (e, c), context) -> (n, c)
 
-with ``local_step(h, h[source], context) == step(h, context)``. Row k of ``received`` belongs to stored edge k.
-Contexts are frozen dataclasses whose fields say whether they have a row for each node, each edge, or neither
-(:func:`node_field`, :func:`edge_field`), so that :func:`restrict` can cut a context down to some target nodes
-and their incoming edges: what an asynchronous runtime evaluates when only some nodes are awake.
+with ``local_step(h, h[source], context) == step(h, context)``. Row k of ``received`` belongs to
+stored edge k. Contexts are frozen dataclasses whose fields say whether they have a row for each
+node, each edge, or neither (:func:`node_field`, :func:`edge_field`), so that :func:`restrict` can
+cut a context down to some target nodes and their incoming edges: what an asynchronous runtime
+evaluates when only some nodes are awake.
 """
 
 from __future__ import annotations
@@ -62,10 +63,12 @@ class LocalRecurrence(Recurrence, Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Incidence:
-    """Who hears whom: the edges of a graph without its features, possibly only those into some nodes.
+    """Who hears whom: the edges of a graph without its features, possibly only those into some
+    nodes.
 
-    ``source`` indexes the rows of whatever table of states is read (``num_sources`` rows), ``target`` the rows of the nodes
-    that are updated (``num_targets`` rows, non-decreasing). For a whole graph both are its nodes.
+    ``source`` indexes the rows of whatever table of states is read (``num_sources`` rows),
+    ``target`` the rows of the nodes that are updated (``num_targets`` rows, non-decreasing). For a
+    whole graph both are its nodes.
     """
 
     source: Tensor  # (e,)
@@ -77,11 +80,14 @@ class Incidence:
 
     @staticmethod
     def of(graph: Graph) -> Incidence:
-        """The incidence of a whole graph, made once and kept with it (kernels keep their checked layout here)."""
+        """The incidence of a whole graph, made once and kept with it (kernels keep their checked
+        layout here)."""
         memory = graph.__dict__
         if "_incidence" not in memory:
             n = graph.num_nodes
-            memory["_incidence"] = Incidence(graph.source, graph.target, graph.degree, graph.edge_weight, n, n)
+            memory["_incidence"] = Incidence(
+                graph.source, graph.target, graph.degree, graph.edge_weight, n, n
+            )
         return memory["_incidence"]
 
     @cached_property
@@ -102,11 +108,17 @@ class Incidence:
         counts = self.pointer[nodes + 1] - self.pointer[nodes]
         target = torch.repeat_interleave(torch.arange(len(nodes), device=nodes.device), counts)
         return Incidence(
-            self.source[edges], target, self.degree[nodes], self.edge_weight[edges], self.num_sources, len(nodes)
+            self.source[edges],
+            target,
+            self.degree[nodes],
+            self.edge_weight[edges],
+            self.num_sources,
+            len(nodes),
         )
 
     def reading(self, source: Tensor, num_sources: int) -> Incidence:
-        """The same edges reading another table: edge k reads row ``source[k]`` of ``num_sources`` rows."""
+        """The same edges reading another table: edge k reads row ``source[k]`` of ``num_sources``
+        rows."""
         return replace(self, source=source, num_sources=num_sources)
 
 
@@ -121,15 +133,21 @@ def edge_field(**options: Any) -> Any:
 
 
 def restrict(context: Context, nodes: Tensor) -> tuple[Context, Tensor]:
-    """Cut a context down to the target ``nodes``; returns it with the positions of the edges it keeps.
+    """Cut a context down to the target ``nodes``; returns it with the positions of the edges it
+    keeps.
 
-    ``local_step(own[nodes], received[edges], restricted)`` equals ``local_step(own, received, context)[nodes]``.
+    ``local_step(own[nodes], received[edges], restricted)`` equals ``local_step(own, received,
+    context)[nodes]``.
     """
     if not is_dataclass(context):
-        raise InputError(f"a context must be a dataclass to be restricted, got {type(context).__name__}")
+        raise InputError(
+            f"a context must be a dataclass to be restricted, got {type(context).__name__}"
+        )
     incidence = getattr(context, "incidence", None)
     if not isinstance(incidence, Incidence):
-        raise InputError(f"{type(context).__name__} has no 'incidence' field, so its nodes cannot update alone")
+        raise InputError(
+            f"{type(context).__name__} has no 'incidence' field, so its nodes cannot update alone"
+        )
     edges = incidence.edges_into(nodes)
     changes: dict[str, Any] = {"incidence": incidence.restricted(nodes, edges)}
     for entry in fields(context):

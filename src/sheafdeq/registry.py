@@ -32,13 +32,19 @@ __all__ = ["COMMUNITY", "MODELS", "ModelSpec", "Shape", "build_model", "model_sp
 
 
 _LARGEST_SIZES = {
-    "in_channels": 10**7, "out_channels": 10**7, "edge_dim": 10**6, "stalk_dim": 1024, "channels": 10**6, "steps": 10**4,
-}  # fmt: skip
+    "in_channels": 10**7,
+    "out_channels": 10**7,
+    "edge_dim": 10**6,
+    "stalk_dim": 1024,
+    "channels": 10**6,
+    "steps": 10**4,
+}
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes a task dictates: features in and out, and the paper's per-task budget (c = d*q, K)."""
+    """The sizes a task dictates: features in and out, and the paper's per-task budget (c = d*q,
+    K)."""
 
     in_channels: int
     out_channels: int
@@ -53,7 +59,9 @@ class Shape:
             if value is None and name == "edge_dim":
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest:
-                raise InputError(f"{name} must be a whole number from 1 to {largest:,}, got {value!r}")
+                raise InputError(
+                    f"{name} must be a whole number from 1 to {largest:,}, got {value!r}"
+                )
 
     @property
     def width(self) -> int:
@@ -62,12 +70,14 @@ class Shape:
 
 
 COMMUNITY = Shape(in_channels=2, out_channels=3, edge_dim=None, stalk_dim=3, channels=16, steps=20)
-"""The community benchmark; the paper's printed parameter counts need three input features instead of the real two."""
+"""The community benchmark; the paper's printed parameter counts need three input features instead
+of the real two."""
 
 
 @dataclass(frozen=True)
 class Builder:
-    """Sizes and options in, a model out; the constructor it calls says which types the options have."""
+    """Sizes and options in, a model out; the constructor it calls says which types the options
+    have."""
 
     constructor: type[GraphModel]
     build: Callable[[Shape, dict[str, Any]], GraphModel]
@@ -93,19 +103,22 @@ _LARGEST_OPTIONS = {
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """One model: how to build it, which options it takes, and its line of the architecture table."""
+    """One model: how to build it, which options it takes, and its line of the architecture
+    table."""
 
     name: str
     title: str  # as printed in tables
     family: str  # configurations of one family compete for one row of the compact table
     build: Builder
-    options: Mapping[str, Any] = field(default_factory=dict)  # every option with its default; others are errors
+    # every option with its default; others are errors
+    options: Mapping[str, Any] = field(default_factory=dict)
     grid: tuple[Mapping[str, Any], ...] = ({},)  # the configurations of the paper's full table
     propagation: str = ""
     well_posedness: str = ""
     gradient: str = ""
     inference: str = ""
-    printed_parameters: Mapping[str, int] = field(default_factory=dict)  # the paper's count; keys: value of ``maps``, or ""
+    # the paper's count; keys: value of ``maps``, or ""
+    printed_parameters: Mapping[str, int] = field(default_factory=dict)
     in_paper: bool = True
 
     @cached_property
@@ -118,7 +131,9 @@ _SHIFTS = tuple({"shift": shift} for shift in (1.2, 1.3, 1.4, 1.6))
 _SHEAF_OPTIONS = {"shift": 1.3, "norm_order": 2.0, "gradient": "unrolled"}
 
 
-def _stalked(model: type[GraphModel], *, steps: bool = False, edges: bool = False, **fixed: Any) -> Builder:
+def _stalked(
+    model: type[GraphModel], *, steps: bool = False, edges: bool = False, **fixed: Any
+) -> Builder:
     """A builder for models sized by (d, q): stalks or heads."""
 
     def build(shape: Shape, options: dict[str, Any]) -> GraphModel:
@@ -126,13 +141,16 @@ def _stalked(model: type[GraphModel], *, steps: bool = False, edges: bool = Fals
         if edges and options.pop("edge_features", True):
             sizes["edge_dim"] = shape.edge_dim
         sizes |= {**options, **fixed}
-        return model(shape.in_channels, shape.out_channels, shape.stalk_dim, shape.channels, **sizes)
+        return model(
+            shape.in_channels, shape.out_channels, shape.stalk_dim, shape.channels, **sizes
+        )
 
     return Builder(model, build)
 
 
 def _wide(model: type[GraphModel], *, steps: str | None = None) -> Builder:
-    """A builder for models sized by c alone; ``steps`` names the argument that takes K, if there is one."""
+    """A builder for models sized by c alone; ``steps`` names the argument that takes K, if there is
+    one."""
 
     def build(shape: Shape, options: dict[str, Any]) -> GraphModel:
         sizes = {**({steps: shape.steps} if steps else {}), **options}
@@ -148,10 +166,16 @@ def _energy(shape: Shape, options: dict[str, Any]) -> EnergyGNN:
 
 
 def _cascade(shape: Shape, options: dict[str, Any]) -> SheafCascade:
-    """The cascade's horizon is levels * level_steps; ``channels`` replaces the task's q for each level."""
+    """The cascade's horizon is levels * level_steps; ``channels`` replaces the task's q for each
+    level."""
     channels = options.pop("channels") or shape.channels
     return SheafCascade(
-        shape.in_channels, shape.out_channels, shape.stalk_dim, channels, edge_dim=shape.edge_dim, **options
+        shape.in_channels,
+        shape.out_channels,
+        shape.stalk_dim,
+        channels,
+        edge_dim=shape.edge_dim,
+        **options,
     )
 
 
@@ -188,7 +212,8 @@ _SPECS = (
         {"alpha": 0.1, "shift": 1.25, "dropout": 0.5, "gradient": "unrolled"},
         ({"shift": 1.25}, {"shift": 1.65}),
         propagation="graph convolution",
-        well_posedness="contraction of rate 1 - alpha (tanh is 1-Lipschitz); positive subhomogeneity",
+        well_posedness="contraction of rate 1 - alpha (tanh is 1-Lipschitz); positive "
+        "subhomogeneity",
         gradient="unrolled differentiation",
         inference="K-step recurrence",
         printed_parameters={"": 2_691},
@@ -243,7 +268,13 @@ _SPECS = (
         "GraphAttnDEQ",
         "graph-attn-deq",
         _stalked(GraphAttnDEQ, steps=True, edges=True),
-        {"shift": 1.3, "pre_norm": False, "norm_order": 2.0, "edge_features": True, "gradient": "unrolled"},
+        {
+            "shift": 1.3,
+            "pre_norm": False,
+            "norm_order": 2.0,
+            "edge_features": True,
+            "gradient": "unrolled",
+        },
         _SHIFTS,
         "graph attention",
         "not provided",
@@ -294,7 +325,14 @@ _SPECS = (
         "Strong SheafDEQ",
         "strong-sheaf",
         _stalked(StrongSheafDEQ, steps=True, edges=True),
-        {"shift": 1.6, "gate": "rational", "rate": 0.95, "hidden": 32, "gain": 1.0, "gradient": "unrolled"},
+        {
+            "shift": 1.6,
+            "gate": "rational",
+            "rate": 0.95,
+            "hidden": 32,
+            "gain": 1.0,
+            "gradient": "unrolled",
+        },
         propagation="adaptive sheaf propagation",
         well_posedness="strong subhomogeneity, for every weight",
         gradient="unrolled differentiation",
@@ -306,7 +344,14 @@ _SPECS = (
         "Strong GraphAttnDEQ",
         "strong-attention",
         _stalked(StrongAttnDEQ, steps=True, edges=True),
-        {"shift": 1.6, "gate": "rational", "rate": 0.95, "hidden": 32, "gain": 1.0, "gradient": "unrolled"},
+        {
+            "shift": 1.6,
+            "gate": "rational",
+            "rate": 0.95,
+            "hidden": 32,
+            "gain": 1.0,
+            "gradient": "unrolled",
+        },
         propagation="normalised graph attention",
         well_posedness="strong subhomogeneity, for every weight",
         gradient="unrolled differentiation",
@@ -345,7 +390,15 @@ _SPECS = (
         "Sheaf Relay",
         "sheaf-relay",
         _stalked(SheafRelay, edges=True),
-        {"hidden": 16, "transport": "free", "core_rate": 0.9, "max_degree": 64, "steps": 1000, "tolerance": 1e-6, "gradient": "unrolled"},
+        {
+            "hidden": 16,
+            "transport": "free",
+            "core_rate": 0.9,
+            "max_degree": 64,
+            "steps": 1000,
+            "tolerance": 1e-6,
+            "gradient": "unrolled",
+        },
         propagation="transport along paths that do not turn back",
         well_posedness="acyclic outside the 2-core, contraction inside, for every weight",
         gradient="unrolled differentiation",
@@ -358,7 +411,11 @@ _SPECS = (
         "dnsd",
         _stalked(DNSD),
         {"maps": "diagonal", "activation": "tanh", "gate": False, "layers": 12},
-        tuple({"maps": maps, "activation": activation} for maps in ("diagonal", "full") for activation in ("tanh", "relu")),
+        tuple(
+            {"maps": maps, "activation": activation}
+            for maps in ("diagonal", "full")
+            for activation in ("tanh", "relu")
+        ),
         "sheaf propagation, untied layers",
         "not required",
         "backpropagation",

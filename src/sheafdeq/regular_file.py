@@ -1,7 +1,7 @@
 """Reading files that strangers may have placed: regular files only, and never more than expected.
 
-A device, a pipe or a socket can block for ever or never end, and a huge file can fill the memory, so the size
-is known before the first byte is read.
+A device, a pipe or a socket can block for ever or never end, and a huge file can fill the memory,
+so the size is known before the first byte is read.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ LARGEST = 2**34
 
 
 def read_regular(path: str | os.PathLike[str], limit: int = LARGEST) -> bytes:
-    """The bytes of a regular file of at most ``limit`` bytes; every other case is an ``OSError`` that names it."""
+    """The bytes of a regular file of at most ``limit`` bytes; every other case is an ``OSError``
+    that names it."""
     try:
         # Without O_NONBLOCK, opening a pipe nobody writes to waits for ever.
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+        descriptor = os.open(
+            path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+        )
     except ValueError as error:  # a NUL byte in the name
         raise OSError(errno.EINVAL, f"not a file name ({error})", str(path)) from error
     with os.fdopen(descriptor, "rb") as stream:
@@ -32,14 +35,19 @@ def read_regular(path: str | os.PathLike[str], limit: int = LARGEST) -> bytes:
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         if found.st_size > limit:
-            raise OSError(errno.EFBIG, f"{found.st_size} bytes, more than the {limit} expected here", str(path))
+            raise OSError(
+                errno.EFBIG,
+                f"{found.st_size} bytes, more than the {limit} expected here",
+                str(path),
+            )
         return stream.read(found.st_size)  # read() reserves what it is told, so not the limit
 
 
 def files_below(
     root: Path, suffix: str, unreadable: Callable[[OSError], None], *, hidden: bool = False
 ) -> Iterator[Path]:
-    """Files below ``root`` whose name ends in ``suffix``, in a fixed order; folders that cannot be listed are reported.
+    """Files below ``root`` whose name ends in ``suffix``, in a fixed order; folders that cannot be
+    listed are reported.
 
     ``Path.rglob`` leaves such folders out without a word. Dot names are skipped unless ``hidden``.
     """
@@ -47,5 +55,9 @@ def files_below(
     for folder, names, files in os.walk(root, onerror=unreadable):
         if not hidden:
             names[:] = [name for name in names if not name.startswith(".")]
-        found += [Path(folder, name) for name in files if name.endswith(suffix) and (hidden or not name.startswith("."))]
+        found += [
+            Path(folder, name)
+            for name in files
+            if name.endswith(suffix) and (hidden or not name.startswith("."))
+        ]
     return iter(sorted(found))

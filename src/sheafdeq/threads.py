@@ -1,7 +1,7 @@
 """How many threads torch and the native kernel may use.
 
-torch takes any number and the process then dies where the system refuses a thread (a segmentation fault at 100,000), so numbers
-are checked here first.
+torch takes any number and the process then dies where the system refuses a thread (a segmentation
+fault at 100,000), so numbers are checked here first.
 """
 
 from __future__ import annotations
@@ -19,9 +19,13 @@ MOST_THREADS = 1024
 
 
 def checked_threads(count: Any) -> int:
-    """``count`` if it is an integer from 1 to :data:`MOST_THREADS`, else an :class:`~sheafdeq.errors.InputError`."""
+    """``count`` if it is an integer from 1 to :data:`MOST_THREADS`, else an
+    :class:`~sheafdeq.errors.InputError`."""
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_THREADS:
-        raise InputError(f"threads must be an integer from 1 to {MOST_THREADS}, got {count!r}: give the number of cores to use")
+        raise InputError(
+            f"threads must be an integer from 1 to {MOST_THREADS}, got {count!r}: "
+            "give the number of cores to use"
+        )
     return count
 
 

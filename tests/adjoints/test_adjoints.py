@@ -16,13 +16,15 @@ TIGHT = Picard(steps=2000, stop_early=True, tolerance=1e-12)
 
 
 def contracting_model(**options):
-    """Small mixing and calm maps make the step a contraction: both gradients are those of the same equilibrium."""
+    """Small mixing and calm maps make the step a contraction: both gradients are those of the same
+    equilibrium."""
     torch.manual_seed(3)
     model = SheafDEQ(3, 2, 2, 3, **options).double()
     with torch.no_grad():
         model.channel_mixing.mul_(0.3)
         for generator in (model.source_maps, model.target_maps):
-            generator[2].weight.mul_(0.2)  # maps that lean on their bias change slowly with the state
+            # maps that lean on their bias change slowly with the state
+            generator[2].weight.mul_(0.2)
             generator[2].bias.normal_()
     return model
 
@@ -41,7 +43,9 @@ def test_implicit_agrees_with_a_long_unroll(edge_dim, method):
     model = contracting_model(edge_dim=edge_dim)
     graph = Graph.union(example_graphs(3, edge_dim))
     unrolled, _ = gradients(model, graph, solver=Picard(steps=300, trace=False), adjoint=Unrolled())
-    implicit, output = gradients(model, graph, solver=TIGHT, adjoint=Implicit(tolerance=1e-12, method=method))
+    implicit, output = gradients(
+        model, graph, solver=TIGHT, adjoint=Implicit(tolerance=1e-12, method=method)
+    )
     assert output.solution.converged
     assert output.solution.backward.converged
     assert float((implicit - unrolled).norm() / unrolled.norm()) < 1e-6
@@ -61,7 +65,9 @@ def test_implicit_matches_the_closed_form_of_a_linear_model():
 
 @pytest.mark.parametrize("edge_dim", [None, 2])
 @pytest.mark.parametrize("pre_norm", [True, False])
-@pytest.mark.parametrize("adjoint", [Unrolled(), Implicit(tolerance=1e-13)], ids=["unrolled", "implicit"])
+@pytest.mark.parametrize(
+    "adjoint", [Unrolled(), Implicit(tolerance=1e-13)], ids=["unrolled", "implicit"]
+)
 def test_gradcheck_on_every_parameter(adjoint, pre_norm, edge_dim):
     model = contracting_model(pre_norm=pre_norm, edge_dim=edge_dim)
     graph = example_graphs(3, edge_dim)[1]
@@ -73,7 +79,11 @@ def test_gradcheck_on_every_parameter(adjoint, pre_norm, edge_dim):
         def call(*args):
             return model.run(graph, solver=solver, adjoint=adjoint).logits
 
-        return torch.func.functional_call(_Wrapped(model, call), {f"model.{n}": t for n, t in zip(names, tensors, strict=True)}, ())
+        return torch.func.functional_call(
+            _Wrapped(model, call),
+            {f"model.{n}": t for n, t in zip(names, tensors, strict=True)},
+            (),
+        )
 
     assert torch.autograd.gradcheck(logits, values, atol=1e-6, rtol=1e-4, fast_mode=True)
 
@@ -92,22 +102,33 @@ def test_gradcheck_in_the_features():
     graph = example_graphs(3)[1]
 
     def logits(x):
-        return model.run(graph.with_features(x), solver=TIGHT, adjoint=Implicit(tolerance=1e-13)).logits
+        return model.run(
+            graph.with_features(x), solver=TIGHT, adjoint=Implicit(tolerance=1e-13)
+        ).logits
 
-    assert torch.autograd.gradcheck(logits, (graph.x.clone().requires_grad_(),), atol=1e-6, rtol=1e-4)
+    assert torch.autograd.gradcheck(
+        logits, (graph.x.clone().requires_grad_(),), atol=1e-6, rtol=1e-4
+    )
 
 
 def test_failure_of_the_backward_solve_reaches_the_caller():
-    """At the counterexample's middle fixed point the adjoint iteration expands: its status says so, loudly."""
+    """At the counterexample's middle fixed point the adjoint iteration expands: its status says so,
+    loudly."""
     model = constant_sheaf_deq(torch.tensor([[1.0, -1.0], [-1.0, 1.0]], dtype=DOUBLE))
     with torch.no_grad():
-        model.readout.weight.copy_(torch.tensor([[1.0, 0.0]]))  # a functional that sees the unstable direction
+        # a functional that sees the unstable direction
+        model.readout.weight.copy_(torch.tensor([[1.0, 0.0]]))
     start = torch.full((2, 2), 1.2, dtype=DOUBLE)
     output = model.run(two_node_graph(), initial_state=start, solver=TIGHT, adjoint=Implicit())
     assert output.solution.converged
     with pytest.warns(BackwardWarning, match="not solved"):
         output.logits.sum().backward()
-    assert output.solution.backward.status in (Status.DIVERGED, Status.STAGNATED, Status.MAX_STEPS, Status.NON_FINITE)
+    assert output.solution.backward.status in (
+        Status.DIVERGED,
+        Status.STAGNATED,
+        Status.MAX_STEPS,
+        Status.NON_FINITE,
+    )
 
 
 def test_stable_point_of_the_counterexample_solves_backward():
@@ -174,16 +195,29 @@ def test_no_reference_cycle_keeps_a_solve_alive():
 
 
 def test_torchdeq_agrees():
-    torchdeq = pytest.importorskip("torchdeq", reason="install the 'oracle' extra to compare with torchdeq")
+    torchdeq = pytest.importorskip(
+        "torchdeq", reason="install the 'oracle' extra to compare with torchdeq"
+    )
     model = contracting_model()
     graph = example_graphs(3)[0]
     ours, _ = gradients(model, graph, solver=TIGHT, adjoint=Implicit(tolerance=1e-12))
-    deq = torchdeq.get_deq(ift=True, f_solver="fixed_point_iter", b_solver="fixed_point_iter", f_max_iter=300, b_max_iter=300,
-                           f_tol=1e-13, b_tol=1e-13)  # fmt: skip
+    deq = torchdeq.get_deq(
+        ift=True,
+        f_solver="fixed_point_iter",
+        b_solver="fixed_point_iter",
+        f_max_iter=300,
+        b_max_iter=300,
+        f_tol=1e-13,
+        b_tol=1e-13,
+    )
     context = model.prepare(graph)
     n, c = graph.num_nodes, model.width
-    # torchdeq treats axis 0 as independent samples; one sample of n*c coupled numbers is what a graph is.
-    out, _ = deq(lambda z: model.step(z.view(n, c), context).view(1, n * c), model.initial_state(context).view(1, -1))
+    # torchdeq treats axis 0 as independent samples; one sample of n*c coupled numbers is what a
+    # graph is.
+    out, _ = deq(
+        lambda z: model.step(z.view(n, c), context).view(1, n * c),
+        model.initial_state(context).view(1, -1),
+    )
     logits = model.readout(out[-1].view(n, c))
     weight = torch.linspace(-1, 1, logits.numel(), dtype=DOUBLE).view_as(logits)
     model.zero_grad()

@@ -16,7 +16,8 @@ SHAPE = Shape(2, 3, None, 2, 2, 4)
 LOCAL = sorted(
     name
     for name in MODELS
-    if isinstance(model := build_model(name, SHAPE), EquilibriumModel) and hasattr(model, "local_step")
+    if isinstance(model := build_model(name, SHAPE), EquilibriumModel)
+    and hasattr(model, "local_step")
 )
 
 

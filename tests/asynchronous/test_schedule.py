@@ -41,7 +41,9 @@ schedules = st.builds(
 
 @settings(max_examples=60, deadline=None)
 @given(schedules, st.integers(1, 12), st.integers(0, 30), st.integers(0, 100))
-def test_every_sampled_schedule_is_partially_asynchronous(schedule: Schedule, n: int, e: int, seed: int) -> None:
+def test_every_sampled_schedule_is_partially_asynchronous(
+    schedule: Schedule, n: int, e: int, seed: int
+) -> None:
     incidence = incidence_of(n, e, seed)
     recording = schedule.record(incidence, 40)
     assert recording.check(incidence) == []
@@ -65,7 +67,9 @@ def test_a_schedule_is_replayable_data(schedule: Schedule) -> None:
     assert stored == schedule
     recording = schedule.record(incidence, 15)
     again = Recording.from_json(json.loads(json.dumps(recording.to_json())))
-    for first, second, third in zip(recording.taken, stored.record(incidence, 15).taken, again.taken, strict=True):
+    for first, second, third in zip(
+        recording.taken, stored.record(incidence, 15).taken, again.taken, strict=True
+    ):
         for other in (second, third):
             assert torch.equal(first.active, other.active)
             assert torch.equal(first.delay, other.delay)
@@ -92,7 +96,9 @@ def test_loss_makes_messages_older_but_never_than_the_limit() -> None:
     incidence = incidence_of(40, 200, 0)
 
     def delays(channel: Channel) -> torch.Tensor:
-        return torch.cat([slot.delay for slot in Schedule(1, 2, 0, channel).record(incidence, 80).taken[20:]])
+        return torch.cat(
+            [slot.delay for slot in Schedule(1, 2, 0, channel).record(incidence, 80).taken[20:]]
+        )
 
     in_order, lossy = delays(Channel(in_order=True)), delays(Channel(loss=0.8, limit=10))
     assert in_order.max() <= 2
@@ -114,7 +120,8 @@ def test_an_unnumbered_link_can_go_back_in_time() -> None:
     assert not goes_back(Channel(duplication=0.5))
 
 
-# ---------------------------------------------------------------------- deliberately broken schedules
+# ---------------------------------------------------------------------- deliberately broken
+# schedules
 
 
 def break_slot(recording: Recording, time: int, **changes: object) -> Recording:
@@ -144,14 +151,19 @@ def test_the_checker_rejects_broken_schedules() -> None:
     # Node 0 never updates: silence in the middle and silence until the end are both found.
     silent = replace(good, taken=tuple(_without_node(slot, 0, incidence) for slot in good.taken))
     assert conditions_broken(silent, incidence) == {1}
-    pause = replace(good, taken=tuple(_without_node(s, 0, incidence) if 5 <= s.time < 12 else s for s in good.taken))
+    pause = replace(
+        good,
+        taken=tuple(_without_node(s, 0, incidence) if 5 <= s.time < 12 else s for s in good.taken),
+    )
     assert conditions_broken(pause, incidence) == {1}
 
 
 def _without_node(slot: Slot, node: int, incidence: Incidence) -> Slot:
     keep = slot.active != node
     edges = incidence.edges_into(slot.active)
-    return replace(slot, active=slot.active[keep], delay=slot.delay[incidence.target[edges] != node])
+    return replace(
+        slot, active=slot.active[keep], delay=slot.delay[incidence.target[edges] != node]
+    )
 
 
 def test_a_stale_self_loop_is_a_stale_own_state() -> None:

@@ -19,7 +19,9 @@ from sheafdeq.solvers import Picard, Status
 from sheafdeq.testing import LinearAverage, constant_sheaf_deq, two_node_graph
 
 
-def random_graph(n: int = 30, e: int = 120, *, dtype: torch.dtype = torch.float64, edge_dim: int = 0) -> Graph:
+def random_graph(
+    n: int = 30, e: int = 120, *, dtype: torch.dtype = torch.float64, edge_dim: int = 0
+) -> Graph:
     draw = torch.Generator().manual_seed(0)
     edges = torch.randint(0, n - 1, (2, e), generator=draw)  # the last node is isolated
     edge_attr = torch.randn(e, edge_dim, generator=draw, dtype=dtype) if edge_dim else None
@@ -48,13 +50,16 @@ def test_the_synchronous_schedule_is_picard_bit_for_bit(dtype: torch.dtype, edge
         expected = model.run(graph, steps=37).solution
     assert expected is not None
     for batch in (1, 3):
-        for result in simulate_many(model, graph, [Schedule(1, 0, seed) for seed in range(batch)], work=37):
+        for result in simulate_many(
+            model, graph, [Schedule(1, 0, seed) for seed in range(batch)], work=37
+        ):
             assert torch.equal(result.state, expected.value)
             assert result.trace.slots == 37
 
 
 def per_node_loop(model: SheafDEQ, graph: Graph, schedule: Schedule, slots: int) -> Tensor:
-    """The definition, one node at a time: a stale view of all neighbours, and the row of the map that belongs to the node."""
+    """The definition, one node at a time: a stale view of all neighbours, and the row of the map
+    that belongs to the node."""
     with torch.no_grad():
         context = model.prepare(graph)
         history = [model.initial_state(context)]
@@ -66,7 +71,9 @@ def per_node_loop(model: SheafDEQ, graph: Graph, schedule: Schedule, slots: int)
                 edges = range(int(graph.pointer[node]), int(graph.pointer[node + 1]))
                 received = history[-1][graph.source].clone()
                 for edge in edges:
-                    received[edge] = history[slot.time - int(slot.delay[position])][graph.source[edge]]
+                    received[edge] = history[slot.time - int(slot.delay[position])][
+                        graph.source[edge]
+                    ]
                     position += 1
                 state[node] = model.local_step(history[-1], received, context)[node]
             history.append(state)
@@ -80,7 +87,9 @@ def test_the_simulator_follows_the_definition(schedule: Schedule) -> None:
     model = SheafDEQ(2, 3, 2, 2, edge_dim=1).double()
     recording = schedule.record(Incidence.of(graph), 12)
     result = simulate(model, graph, recording, work=1000)
-    torch.testing.assert_close(result.state, per_node_loop(model, graph, schedule, 12), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        result.state, per_node_loop(model, graph, schedule, 12), rtol=0, atol=1e-12
+    )
     assert result.violations == ()
 
 
@@ -119,31 +128,45 @@ def test_the_same_run_twice_gives_the_same_bits() -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(1, 6), st.integers(0, 5), st.integers(0, 1000), st.floats(0.1, 0.9))
-def test_contractions_settle_whatever_the_schedule(window: int, delay: int, seed: int, rate: float) -> None:
+def test_contractions_settle_whatever_the_schedule(
+    window: int, delay: int, seed: int, rate: float
+) -> None:
     graph = random_graph(10, 25)
     torch.manual_seed(0)
     model = LinearAverage(2, 1, rate=rate).double()
     result = simulate(model, graph, Schedule(window, delay, seed), work=1500, tolerance=1e-12)
     assert (result.state - model.exact(graph)).abs().max() < 1e-10
-    assert result.stationary is not None  # the exact end is recognised, and the rest of the work is not computed
+    # the exact end is recognised, and the rest of the work is not computed
+    assert result.stationary is not None
     assert result.work < 1500
 
 
 # ---------------------------------------------------------------------- the counterexample
 
 
-LIMITS = list(torch.tensor([[2.15750402, 0.24249598], [0.24249598, 2.15750402]], dtype=torch.float64))
+LIMITS = list(
+    torch.tensor([[2.15750402, 0.24249598], [0.24249598, 2.15750402]], dtype=torch.float64)
+)
 
 
 def counterexample() -> SheafDEQ:
     return constant_sheaf_deq(torch.tensor([[1.0, -1.0], [-1.0, 1.0]], dtype=torch.float64))
 
 
-@pytest.mark.parametrize("schedule", [Schedule(1, 0), Schedule(2, 1, 0), Schedule(5, 2, 0), Schedule(8, 4, 1)], ids=str)
+@pytest.mark.parametrize(
+    "schedule", [Schedule(1, 0), Schedule(2, 1, 0), Schedule(5, 2, 0), Schedule(8, 4, 1)], ids=str
+)
 def test_the_counterexample_has_two_limits_from_two_starts(schedule: Schedule) -> None:
     for start, limit in zip(([2.0, 0.1], [0.1, 2.0]), LIMITS, strict=True):
         state = torch.tensor([start, start], dtype=torch.float64)
-        result = simulate(counterexample(), two_node_graph(), schedule, work=400, initial_state=state, tolerance=1e-10)
+        result = simulate(
+            counterexample(),
+            two_node_graph(),
+            schedule,
+            work=400,
+            initial_state=state,
+            tolerance=1e-10,
+        )
         assert result.status is Status.CONVERGED
         torch.testing.assert_close(result.state, limit.expand(2, 2), rtol=0, atol=1e-7)
 
@@ -154,11 +177,25 @@ def test_the_counterexample_has_two_limits_from_one_start_under_two_schedules() 
     schedules = [Schedule(3, 2, seed) for seed in range(12)]
     ends = set()
     for result in simulate_many(
-        counterexample(), two_node_graph(), schedules, work=150, initial_state=start, tolerance=1e-10
+        counterexample(),
+        two_node_graph(),
+        schedules,
+        work=150,
+        initial_state=start,
+        tolerance=1e-10,
     ):
         assert result.violations == ()
         if result.status is Status.CONVERGED:
-            ends.add(next((k for k, limit in enumerate(LIMITS) if (result.state - limit).abs().max() < 1e-6), None))
+            ends.add(
+                next(
+                    (
+                        k
+                        for k, limit in enumerate(LIMITS)
+                        if (result.state - limit).abs().max() < 1e-6
+                    ),
+                    None,
+                )
+            )
     assert {0, 1} <= ends
 
 
@@ -227,7 +264,9 @@ def test_a_run_that_fails_does_not_disturb_the_others() -> None:
         def slots(self, incidence: Incidence) -> Iterator[Slot]:
             for time in range(50):
                 nodes = torch.arange(incidence.num_targets - (time == 7))
-                yield Slot(time, nodes, torch.zeros(len(incidence.edges_into(nodes)), dtype=torch.int64))
+                yield Slot(
+                    time, nodes, torch.zeros(len(incidence.edges_into(nodes)), dtype=torch.int64)
+                )
 
     broken, healthy = simulate_many(model, graph, [Most(), Schedule(1, 0)], work=40, tolerance=1e-9)
     assert broken.status is Status.NON_FINITE
@@ -252,7 +291,9 @@ def test_a_schedule_that_breaks_its_promise_is_reported_or_refused() -> None:
             nodes = torch.arange(1, incidence.num_targets)
             count = len(incidence.edges_into(nodes))
             for time in range(20):
-                yield Slot(time, nodes, torch.full((count,), min(self.late, time), dtype=torch.int64))
+                yield Slot(
+                    time, nodes, torch.full((count,), min(self.late, time), dtype=torch.int64)
+                )
 
     model = LinearAverage(2, 1).double()
     result = simulate(model, random_graph(), Lazy(), work=10)
@@ -268,7 +309,13 @@ def test_what_cannot_run_is_refused() -> None:
     with pytest.raises(InputError, match="feed-forward"):
         simulate(nn.Linear(2, 2), graph, Schedule(), work=1)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="29 rows"):
-        simulate(LinearAverage(2, 1).double(), graph, Schedule(), work=1, initial_state=torch.ones(29, 2).double())
+        simulate(
+            LinearAverage(2, 1).double(),
+            graph,
+            Schedule(),
+            work=1,
+            initial_state=torch.ones(29, 2).double(),
+        )
 
 
 def test_dropout_is_off_and_the_mode_is_restored() -> None:
@@ -283,7 +330,12 @@ def test_marks_are_observed_at_their_work() -> None:
     model = LinearAverage(2, 1).double()
     seen: list[float] = []
     result = simulate(
-        model, graph, Schedule(5, 2), work=10, marks=[1, 2, 4], observe=lambda run, work, state: seen.append(work)
+        model,
+        graph,
+        Schedule(5, 2),
+        work=10,
+        marks=[1, 2, 4],
+        observe=lambda run, work, state: seen.append(work),
     )
     assert seen[0] == 0
     assert seen[-1] == result.work >= 10
@@ -303,6 +355,13 @@ def test_picard_is_the_reference_of_the_synchronous_simulation() -> None:
             observe=lambda k, state: states.append(state),
         )
     seen: list[Tensor] = []
-    simulate(model, graph, Schedule(), work=5, marks=range(1, 6), observe=lambda r, w, state: seen.append(state.clone()))
+    simulate(
+        model,
+        graph,
+        Schedule(),
+        work=5,
+        marks=range(1, 6),
+        observe=lambda r, w, state: seen.append(state.clone()),
+    )
     for expected, found in zip(states, seen, strict=True):
         assert torch.equal(expected, found)

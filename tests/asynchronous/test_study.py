@@ -18,11 +18,18 @@ from sheafdeq.testing import LinearAverage
 
 def random_graph(n: int = 20, e: int = 60) -> Graph:
     draw = torch.Generator().manual_seed(0)
-    return Graph.build(torch.randn(n, 2, generator=draw, dtype=torch.float64), torch.randint(0, n, (2, e), generator=draw))
+    return Graph.build(
+        torch.randn(n, 2, generator=draw, dtype=torch.float64),
+        torch.randint(0, n, (2, e), generator=draw),
+    )
 
 
 def test_a_contraction_ends_at_the_reference_under_every_condition() -> None:
-    conditions = [Schedule(1, 0), Schedule(2, 1), Schedule(5, 2, channel=Channel(loss=0.2, limit=16))]
+    conditions = [
+        Schedule(1, 0),
+        Schedule(2, 1),
+        Schedule(5, 2, channel=Channel(loss=0.2, limit=16)),
+    ]
     study = staleness_study(
         LinearAverage(2, 3).double(),
         random_graph(),
@@ -38,12 +45,15 @@ def test_a_contraction_ends_at_the_reference_under_every_condition() -> None:
         assert condition.d_out["max"] < 1e-9
         assert condition.violations == 0
         assert all(sample.status is Status.CONVERGED for sample in condition.samples)
-    assert [len(condition.samples) for condition in study.conditions] == [1, 3, 3]  # synchronous schedules coincide
+    # synchronous schedules coincide
+    assert [len(condition.samples) for condition in study.conditions] == [1, 3, 3]
     assert study.conditions[2].label == "(5, 2), loss 0.2"
     record = json.loads(json.dumps(study.to_json(), allow_nan=False))
     assert record["schema"] == "sheafdeq.async/1"
     last = record["conditions"][1]
-    assert last["d_out"]["median"] == pytest.approx(statistics.median(t["d_out"][-1] for t in last["trajectories"]))
+    assert last["d_out"]["median"] == pytest.approx(
+        statistics.median(t["d_out"][-1] for t in last["trajectories"])
+    )
     assert last["staleness"]["max"] == 1
     assert last["trajectories"][0]["work"][0] == 0
 
@@ -53,7 +63,8 @@ def test_finite_references_are_the_picard_iterates() -> None:
     study = staleness_study(model, graph, [Schedule(1, 0)], work=7, reference="finite:7")
     assert study.reference.steps == 7
     assert study.reference.status is Status.MAX_STEPS
-    assert study.conditions[0].d_out == {"median": 0.0, "min": 0.0, "max": 0.0}  # bit for bit the same iterates
+    # bit for bit the same iterates
+    assert study.conditions[0].d_out == {"median": 0.0, "min": 0.0, "max": 0.0}
     assert study.to_json()["reference"]["residual"] > 1e-6
 
 
@@ -76,7 +87,9 @@ class FragileOnOldNews(LinearAverage):
 
 def test_lost_runs_are_reported_and_never_summarised() -> None:
     graph = random_graph(6, 12)
-    study = staleness_study(FragileOnOldNews(2, 3).double(), graph, [Schedule(9, 1)], samples=4, work=60)
+    study = staleness_study(
+        FragileOnOldNews(2, 3).double(), graph, [Schedule(9, 1)], samples=4, work=60
+    )
     (condition,) = study.conditions
     record = condition.to_json()
     assert record["statuses"]["non-finite"] == 4 - record["counted"]
@@ -88,7 +101,9 @@ def test_lost_runs_are_reported_and_never_summarised() -> None:
 
 def test_wrong_requests_are_named() -> None:
     with pytest.raises(InputError, match="'converged' or 'finite:K'"):
-        staleness_study(LinearAverage(2, 3).double(), random_graph(), [Schedule()], reference="best")
+        staleness_study(
+            LinearAverage(2, 3).double(), random_graph(), [Schedule()], reference="best"
+        )
     with pytest.raises(InputError, match="samples"):
         staleness_study(LinearAverage(2, 3).double(), random_graph(), [Schedule()], samples=0)
 

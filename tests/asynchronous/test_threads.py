@@ -31,7 +31,9 @@ def uneven(part: int, number: int) -> None:
 @pytest.mark.parametrize("staleness", [0, 3])
 def test_a_contraction_reaches_its_fixed_point(parts: int, staleness: int) -> None:
     graph, model = random_graph(), LinearAverage(2, 1, rate=0.5).double()
-    run = run_threads(model, graph, parts, rounds=200, staleness=staleness, tolerance=1e-12, pace=uneven)
+    run = run_threads(
+        model, graph, parts, rounds=200, staleness=staleness, tolerance=1e-12, pace=uneven
+    )
     assert run.status is Status.CONVERGED
     assert (run.state - model.exact(graph)).abs().max() < 1e-10
     assert run.rounds == (200,) * parts
@@ -43,7 +45,9 @@ def test_one_part_is_picard_and_scattered_parts_settle() -> None:
     with torch.no_grad():
         expected = model.run(graph, steps=9).solution
     assert expected is not None
-    torch.testing.assert_close(run_threads(model, graph, 1, rounds=9).state, expected.value, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        run_threads(model, graph, 1, rounds=9).state, expected.value, rtol=0, atol=1e-12
+    )
     assignment = torch.arange(30) % 3
     run = run_threads(LinearAverage(2, 1).double(), graph, assignment, rounds=300, staleness=5)
     assert run.status is Status.CONVERGED
@@ -55,7 +59,13 @@ def test_failures_stop_everyone() -> None:
             image = super().local_step(own, received, context)
             return torch.full_like(image, torch.nan) if len(own) == 10 else image
 
-    run = run_threads(Broken(2, 1).double(), random_graph(), torch.tensor([0] * 10 + [1] * 20), rounds=50, staleness=1)
+    run = run_threads(
+        Broken(2, 1).double(),
+        random_graph(),
+        torch.tensor([0] * 10 + [1] * 20),
+        rounds=50,
+        staleness=1,
+    )
     assert run.status is Status.NON_FINITE
     assert torch.isfinite(run.state).all()
 

@@ -1,6 +1,8 @@
-"""A real browser: Debian's chromium driven by Playwright. Without either, these tests are skipped and say why.
+"""A real browser: Debian's chromium driven by Playwright. Without either, these tests are skipped
+and say why.
 
-``SHEAFDEQ_CHROMIUM`` names another browser binary; ``SHEAFDEQ_AXE`` the file axe.min.js of the accessibility checker.
+``SHEAFDEQ_CHROMIUM`` names another browser binary; ``SHEAFDEQ_AXE`` the file axe.min.js of the
+accessibility checker.
 """
 
 import os
@@ -23,22 +25,38 @@ from sheafdeq.training.config import TrainingConfig
 from sheafdeq.training.selection import select, summarise
 
 FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
     "--no-first-run",
-]  # fmt: skip
+]
 
 
 def chromium():
     named = os.environ.get("SHEAFDEQ_CHROMIUM")
-    return named or next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
+    return named or next(
+        (
+            found
+            for name in ("chromium", "chromium-browser", "google-chrome")
+            if (found := shutil.which(name))
+        ),
+        None,
+    )
 
 
 @pytest.fixture(scope="session")
 def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need playwright (pip install playwright)")
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="the browser tests need playwright (pip install playwright)"
+    )
     binary = chromium()
     if binary is None:
-        pytest.skip("the browser tests need chromium (apt-get install chromium, or SHEAFDEQ_CHROMIUM=/path/to/it)")
+        pytest.skip(
+            "the browser tests need chromium (apt-get install chromium, or "
+            "SHEAFDEQ_CHROMIUM=/path/to/it)"
+        )
     with playwright.sync_playwright() as driver:
         started = driver.chromium.launch(executable_path=binary, args=FLAGS)
         yield started
@@ -46,11 +64,28 @@ def browser():
 
 
 def until(page, expression, seconds=30):
-    """Wait for an expression to become true. (Playwright's own waiting evaluates text, which the pages' policy forbids.)"""
+    """Wait for an expression to become true. (Playwright's own waiting evaluates text, which the
+    pages' policy forbids.)"""
     end = time.monotonic() + seconds
     while not page.evaluate(expression):
         assert time.monotonic() < end, f"never true: {expression}"
         page.wait_for_timeout(30)
+
+
+def eventually(page, holds, seconds=30):
+    """Wait until ``holds()`` is true: a page reacts to a click after the click has returned."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "never true"
+        page.wait_for_timeout(30)
+
+
+def expect(locator):
+    """Playwright's own assertion about a locator, which waits for it."""
+    from playwright.sync_api import expect as waiting
+
+    waiting.set_options(timeout=30_000)
+    return waiting(locator)
 
 
 class Watched:
@@ -58,9 +93,17 @@ class Watched:
 
     def __init__(self, page):
         self.page, self.problems, self.requests = page, [], []
-        page.on("console", lambda message: self.problems.append(message.text) if message.type in ("error", "warning") else None)
+        page.on(
+            "console",
+            lambda message: (
+                self.problems.append(message.text) if message.type in ("error", "warning") else None
+            ),
+        )
         page.on("pageerror", lambda error: self.problems.append(str(error)))
-        page.on("dialog", lambda dialog: (self.problems.append(f"dialog {dialog.message}"), dialog.dismiss()))
+        page.on(
+            "dialog",
+            lambda dialog: (self.problems.append(f"dialog {dialog.message}"), dialog.dismiss()),
+        )
         page.on("request", self._asked)
 
     def _asked(self, request):
@@ -74,7 +117,8 @@ class Watched:
 
 @pytest.fixture
 def watched(browser):
-    """A fresh page; at the end nothing may have been asked of another host, and the console must be silent."""
+    """A fresh page; at the end nothing may have been asked of another host, and the console must be
+    silent."""
     context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
     made = Watched(context.new_page())
     yield made
@@ -87,7 +131,9 @@ def build(folder, out):
     def configuration(record):
         return TrainingConfig.of_record(record.config, record.id).payload()
 
-    return build_site(collect([folder]), out, summarise=summarise, select=select, configuration=configuration).out
+    return build_site(
+        collect([folder]), out, summarise=summarise, select=select, configuration=configuration
+    ).out
 
 
 @pytest.fixture(scope="session")

@@ -51,6 +51,9 @@ def test_explorer(browser, explorer, axe, theme):
 def test_the_checker_sees_a_fault(browser, axe):
     context = browser.new_context()
     page = context.new_page()
-    page.set_content('<html lang="en"><title>t</title><main><h1>x</h1><img src="data:,"><p style="color:#aaa">pale</p></main></html>')
+    page.set_content(
+        '<html lang="en"><title>t</title><main><h1>x</h1><img src="data:,"><p '
+        'style="color:#aaa">pale</p></main></html>'
+    )
     assert {name for name, _, _ in findings(page, axe)} >= {"image-alt", "color-contrast"}
     context.close()

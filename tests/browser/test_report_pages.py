@@ -1,11 +1,12 @@
-"""The report in a browser: it opens from disk, sorts, filters, links, compares, and shows hostile text as text."""
+"""The report in a browser: it opens from disk, sorts, filters, links, compares, and shows hostile
+text as text."""
 
 import re
 import time
 
 import pytest
 
-from browser.conftest import build, until
+from browser.conftest import build, eventually, expect, until
 from report_site.records import HOSTILE, generated
 
 RUN = "3d446335"
@@ -28,17 +29,23 @@ def test_sorting_runs_by_their_score(watched, report):
     falling = column(page, "#run-table", 6)
     assert len(falling) > 20
     assert falling == sorted(falling, reverse=True)
-    assert page.locator("#run-table th[aria-sort=descending]").count() == 1
+    eventually(page, lambda: page.locator("#run-table th[aria-sort=descending]").count() == 1)
     button.press("Enter")  # the keyboard does what the mouse does
-    assert column(page, "#run-table", 6) == sorted(falling)
+    eventually(page, lambda: column(page, "#run-table", 6) == sorted(falling))
 
 
 def test_sorting_a_paper_table_keeps_the_paper_beside_ours(watched, report):
     page = watched.open(report / "index.html")
     table = page.locator('table[data-table="community"]')
-    before = {body.get_attribute("data-model"): body.inner_text().strip() for body in table.locator("tbody").all()}
+    before = {
+        body.get_attribute("data-model"): body.inner_text().strip()
+        for body in table.locator("tbody").all()
+    }
     table.locator("thead button", has_text=re.compile("^L10$")).click()
-    after = [(body.get_attribute("data-model"), body.inner_text().strip()) for body in table.locator("tbody").all()]
+    after = [
+        (body.get_attribute("data-model"), body.inner_text().strip())
+        for body in table.locator("tbody").all()
+    ]
     assert dict(after) == before
     assert [name for name, _ in after] != list(before)
 
@@ -50,20 +57,26 @@ def test_filters_by_model_level_protocol_and_words(watched, report):
     page.select_option("#filter-model", "SheafDEQ")
     page.select_option("#filter-level", "10")
     rows = page.locator("#run-table tbody tr:visible")
-    assert 0 < rows.count() < total
+    eventually(page, lambda: 0 < rows.count() < total)
     for row in rows.all():
         assert row.get_attribute("data-model") == "SheafDEQ"
         assert row.get_attribute("data-level") == "10"
-    assert page.locator('table[data-table="community"] th[data-level="7"]').first.is_hidden()
+    eventually(
+        page,
+        lambda: page.locator('table[data-table="community"] th[data-level="7"]').first.is_hidden(),
+    )
     page.select_option("#filter-protocol", "other")
-    assert all(row.get_attribute("data-protocol") == "other" for row in rows.all())
+    eventually(
+        page,
+        lambda: all(row.get_attribute("data-protocol") == "other" for row in rows.all()),
+    )
     page.locator("#filters button").click()
-    assert count.inner_text() == f"{total} runs"
+    expect(count).to_have_text(f"{total} runs")
     page.check("#filter-ours")
-    assert page.locator("tbody.empty:visible").count() == 0
-    assert page.locator("table.grouped tbody:visible").count() > 0
+    eventually(page, lambda: page.locator("tbody.empty:visible").count() == 0)
+    eventually(page, lambda: page.locator("table.grouped tbody:visible").count() > 0)
     page.fill("#filter-text", RUN)
-    assert count.inner_text() == f"1 of {total} runs"
+    expect(count).to_have_text(f"1 of {total} runs")
 
 
 def test_a_number_leads_to_its_run(watched, report):
@@ -81,13 +94,17 @@ def test_a_run_page_draws_its_curves(watched, report):
     curve = first.locator("path.curve").first.get_attribute("d")
     assert curve.count("L") > 50
     first.locator("svg").first.hover()
-    assert "epoch" in first.locator(".readout").inner_text()
+    expect(first.locator(".readout")).to_contain_text("epoch")
     first.locator("summary").click()
     first.locator("details table").wait_for()
     assert first.locator("details table tr").count() > 10
-    toggle = page.locator("figure.chart", has_text="Residual under continued").locator(".legend button").first
+    toggle = (
+        page.locator("figure.chart", has_text="Residual under continued")
+        .locator(".legend button")
+        .first
+    )
     toggle.click()
-    assert toggle.get_attribute("aria-pressed") == "false"
+    eventually(page, lambda: toggle.get_attribute("aria-pressed") == "false")
 
 
 def test_compare_overlays_chosen_runs(watched, report):
@@ -107,19 +124,19 @@ def test_compare_overlays_chosen_runs(watched, report):
     until(page, "document.querySelectorAll('#side-table thead a').length === 2")
     page.fill("#add", "no such run")
     page.locator("#picker button[type=submit]").click()
-    assert page.locator("#said").inner_text() == "no run fits"
-    assert page.locator("#trust-charts svg a").count() >= 5
+    expect(page.locator("#said")).to_have_text("no run fits")
+    eventually(page, lambda: page.locator("#trust-charts svg a").count() >= 5)
 
 
 def test_hostile_records_are_shown_as_text(watched, hostile_report):
     page = watched.open(hostile_report / "index.html")
     assert page.title() == "Overview · sheafdeq report"
-    assert HOSTILE in page.locator("#run-table").inner_text()
+    expect(page.locator("#run-table")).to_contain_text(HOSTILE)
     page.locator("#run-table tbody tr", has_text="onerror").locator("a").click()
     page.wait_for_selector("figure.chart")
     assert page.title() != "owned"
     assert page.evaluate("!document.querySelector('main img, main iframe, main script')")
-    assert "onerror" in page.locator("h1").inner_text()
+    expect(page.locator("h1")).to_contain_text("onerror")
     name = page.url.split("/")[-1].removesuffix(".html")
     watched.open(hostile_report / "compare.html", f"#{name}")
     page.wait_for_selector("figure.chart")
@@ -129,7 +146,12 @@ def test_hostile_records_are_shown_as_text(watched, hostile_report):
 def test_a_phone_scrolls_down_and_not_sideways(browser, report, hostile_report):
     context = browser.new_context(viewport={"width": 360, "height": 740}, device_scale_factor=2)
     page = context.new_page()
-    for path in (report / "index.html", page_of(report), hostile_report / "index.html", report / "compare.html"):
+    for path in (
+        report / "index.html",
+        page_of(report),
+        hostile_report / "index.html",
+        report / "compare.html",
+    ):
         page.goto(path.as_uri())
         page.wait_for_timeout(200)
         assert page.evaluate("document.documentElement.scrollWidth") <= 361, path.name
@@ -138,23 +160,24 @@ def test_a_phone_scrolls_down_and_not_sideways(browser, report, hostile_report):
 
 def test_theme_and_print(watched, report):
     page = watched.open(report / "index.html")
-    light = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    background = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(background)
     page.locator("#theme").click()
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != light
+    eventually(page, lambda: page.evaluate(background) != light)
     page.reload()
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
     page.emulate_media(media="print")
-    assert page.locator("#filters").is_hidden()
+    eventually(page, lambda: page.locator("#filters").is_hidden())
     assert page.locator("#table-community").is_visible()
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    eventually(page, lambda: page.evaluate(background) == "rgb(255, 255, 255)")
 
 
 def test_pages_are_complete_without_scripts(browser, report):
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto((report / "index.html").as_uri())
-    assert page.locator("#run-table tbody tr").count() > 20
-    assert page.locator("#filters").is_hidden()
+    eventually(page, lambda: page.locator("#run-table tbody tr").count() > 20)
+    eventually(page, lambda: page.locator("#filters").is_hidden())
     context.close()
 
 

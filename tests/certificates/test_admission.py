@@ -1,4 +1,5 @@
-"""What is never certified: numbers that are not finite, and maps that are not the one the proof is about."""
+"""What is never certified: numbers that are not finite, and maps that are not the one the proof is
+about."""
 
 import json
 import types
@@ -91,7 +92,19 @@ def test_a_subclass_with_its_own_step_has_no_certificate():
     assert "overrides 'step'" in certificate.reason
 
 
-@pytest.mark.parametrize("name", ["prepare", "_normalised", "local_step", "width", "budget", "__getattribute__", "__deepcopy__", "shift"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "prepare",
+        "_normalised",
+        "local_step",
+        "width",
+        "budget",
+        "__getattribute__",
+        "__deepcopy__",
+        "shift",
+    ],
+)
 def test_whatever_the_proof_may_use_is_not_overridden(name):
     original = getattr(StrongSheafDEQ, name, None)
 
@@ -103,9 +116,12 @@ def test_whatever_the_proof_may_use_is_not_overridden(name):
         attribute = property(lambda self: 1.6, lambda self, value: None)
     elif name == "__deepcopy__":
         attribute = lambda self, memo: StrongSheafDEQ(2, 3, 2, 2, hidden=4)  # noqa: E731
-    kind = types.new_class("Mine", (StrongSheafDEQ,), {}, lambda space: space.update({name: attribute}))
+    kind = types.new_class(
+        "Mine", (StrongSheafDEQ,), {}, lambda space: space.update({name: attribute})
+    )
     certificate = certify(kind(2, 3, 2, 2, hidden=4), ring(), effort=FAST)
-    if name == "__deepcopy__":  # what was copied is what is certified, and it is of the parent's class
+    # what was copied is what is certified, and it is of the parent's class
+    if name == "__deepcopy__":
         assert certificate.model == "StrongSheafDEQ"
         return
     assert certificate.verdict is not Verdict.CERTIFIED
@@ -152,13 +168,23 @@ def test_objects_that_were_changed_have_no_certificate(monkeypatch):
         def forward(self, x):
             return super().forward(x).exp()
 
-    assert "replaced on this object" in reason(lambda m: setattr(m, "step", types.MethodType(lambda self, s, c: s * s, m)))
-    assert "hook" in reason(lambda m: m.key.register_forward_hook(lambda module, inputs, output: 5 * output))
+    assert "replaced on this object" in reason(
+        lambda m: setattr(m, "step", types.MethodType(lambda self, s, c: s * s, m))
+    )
+    assert "hook" in reason(
+        lambda m: m.key.register_forward_hook(lambda module, inputs, output: 5 * output)
+    )
     assert "'key' is a" in reason(lambda m: setattr(m, "key", Odd(4, 4, bias=False)))
-    assert "gate" in reason(lambda m: setattr(m, "gate", replace(m.gate, coefficient=lambda shift: Enclosure(0.1, 0.1))))
-    torch.nn.utils.parametrizations.weight_norm(model := StrongAttnDEQ(2, 3, 2, 2, hidden=4), "own_bias", dim=None)
+    assert "gate" in reason(
+        lambda m: setattr(m, "gate", replace(m.gate, coefficient=lambda shift: Enclosure(0.1, 0.1)))
+    )
+    torch.nn.utils.parametrizations.weight_norm(
+        model := StrongAttnDEQ(2, 3, 2, 2, hidden=4), "own_bias", dim=None
+    )
     assert certify(model, ring(), effort=FAST).verdict is not Verdict.CERTIFIED
-    monkeypatch.setattr(StrongAttnDEQ, "_averages", lambda self, own, table, pattern, context: own.expand(2, -1, -1))
+    monkeypatch.setattr(
+        StrongAttnDEQ, "_averages", lambda self, own, table, pattern, context: own.expand(2, -1, -1)
+    )
     assert "replaced after" in reason(lambda m: None)
 
 
@@ -171,7 +197,9 @@ def test_rules_of_ones_own_keep_to_their_class_too():
             return 2 * super().update(own, table, pattern, context)
 
     def mine(problem):
-        return Certificate(Verdict.NOT_CERTIFIED, Level.NONE, problem.title, problem.place, grounds="mine")
+        return Certificate(
+            Verdict.NOT_CERTIFIED, Level.NONE, problem.title, problem.place, grounds="mine"
+        )
 
     use_rule(Mine, mine)
     assert certify(Mine(2, 3), ring(), effort=FAST).grounds == "mine"
@@ -183,7 +211,9 @@ def test_rules_of_ones_own_keep_to_their_class_too():
 @pytest.mark.parametrize("scale", [1e8, 1e11, 1e14, 1e40, 1e150, 1e300])
 def test_features_of_any_size_are_answered(scale):
     graph = ring().to(torch.float64)
-    graph = Graph.build((scale * graph.x).clamp(-1e300, 1e300), torch.stack([graph.source, graph.target]))
+    graph = Graph.build(
+        (scale * graph.x).clamp(-1e300, 1e300), torch.stack([graph.source, graph.target])
+    )
     torch.manual_seed(1)
     certificate = certify(SheafDEQ(2, 2, 2, 2).double(), graph, effort=FAST)
     assert certificate.verdict is Verdict.CERTIFIED or certificate.reason
@@ -195,7 +225,8 @@ def test_weights_of_any_size_are_answered():
         for parameter in cascade.parameters():
             parameter.mul_(1e30)
     certificate = certify(cascade, ring(), effort=FAST)
-    assert certificate.verdict is Verdict.CERTIFIED  # the rate of a level does not depend on the weights
+    # the rate of a level does not depend on the weights
+    assert certificate.verdict is Verdict.CERTIFIED
     assert certificate.proved == {}  # ... and the couplings have no bound that float64 can hold
     attention = StrongAttnDEQ(2, 2, 2, 2, hidden=4).double()
     with torch.no_grad():

@@ -1,4 +1,5 @@
-"""Theorem 23 in numbers: couplings are upper bounds, the promised steps are enough, and a bound that is too small is noticed."""
+"""Theorem 23 in numbers: couplings are upper bounds, the promised steps are enough, and a bound
+that is too small is noticed."""
 
 import math
 from dataclasses import replace
@@ -16,18 +17,25 @@ from sheafdeq.models.sheaf_cascade import SheafCascade
 from sheafdeq.models.split import GATES
 
 
-def problem(seed: int = 0, levels: int = 3, scale: float = 1.0, **options) -> tuple[SheafCascade, Graph, object]:
+def problem(
+    seed: int = 0, levels: int = 3, scale: float = 1.0, **options
+) -> tuple[SheafCascade, Graph, object]:
     torch.manual_seed(seed)
     graph = Graph.build(torch.randn(6, 2, dtype=torch.float64), torch.randint(0, 6, (2, 12)))
-    model = SheafCascade(2, 2, 2, 2, levels=levels, hidden=4, edge_hidden=4, **options).double().eval()
+    model = (
+        SheafCascade(2, 2, 2, 2, levels=levels, hidden=4, edge_hidden=4, **options).double().eval()
+    )
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(scale).add_(0.1 * scale * torch.randn_like(parameter))
     return model, graph, model.prepare(graph)
 
 
-def box_state(model: SheafCascade, joint: Joint, nodes: int, generator: torch.Generator) -> torch.Tensor:
-    """A state whose levels lie in their boxes; some rows are nearly constant, where LayerNorm is steep."""
+def box_state(
+    model: SheafCascade, joint: Joint, nodes: int, generator: torch.Generator
+) -> torch.Tensor:
+    """A state whose levels lie in their boxes; some rows are nearly constant, where LayerNorm is
+    steep."""
     parts = []
     for diameter in joint.diameters:
         share = torch.rand(nodes, model.width, generator=generator, dtype=torch.float64)
@@ -35,27 +43,47 @@ def box_state(model: SheafCascade, joint: Joint, nodes: int, generator: torch.Ge
         chosen = torch.rand(nodes, 1, generator=generator) < 0.5
         # the boxes differ by node: stay below the smallest upper end, beta + 1
         width = min(diameter, math.log((model.shift + 1) / (model.shift - 1)))
-        parts.append((model.shift - 1) * (width * torch.where(chosen, share, flat.clamp(max=1.0))).exp())
+        parts.append(
+            (model.shift - 1) * (width * torch.where(chosen, share, flat.clamp(max=1.0))).exp()
+        )
     return torch.cat(parts, dim=1)
 
 
-def worst_use(model: SheafCascade, graph: Graph, context: object, joint: Joint, draws: int = 40) -> float:
-    """The largest observed movement of a level as a share of its coupling; above one, the couplings are wrong."""
+def worst_use(
+    model: SheafCascade, graph: Graph, context: object, joint: Joint, draws: int = 40
+) -> float:
+    """The largest observed movement of a level as a share of its coupling; above one, the couplings
+    are wrong."""
     generator = torch.Generator().manual_seed(2)
     c, seen = model.width, 0.0
     with torch.no_grad():
         for _ in range(draws):
             x = box_state(model, joint, graph.num_nodes, generator)
             for level in range(1, model.levels):
-                below, own = x[:, (level - 1) * c : level * c], x[:, level * c : (level + 1) * c].contiguous()
+                below, own = (
+                    x[:, (level - 1) * c : level * c],
+                    x[:, level * c : (level + 1) * c].contiguous(),
+                )
                 signs = torch.randint(0, 2, below.shape, generator=generator) * 2.0 - 1.0
                 other = below * (1e-5 * signs).exp()
-                images = [model.level_map(level, model.sheaf(level, z.contiguous(), context), context)(own) for z in (below, other)]
-                seen = max(seen, float((images[0] / images[1]).log().abs().max()) / 1e-5 / joint.couplings[level - 1])
+                images = [
+                    model.level_map(level, model.sheaf(level, z.contiguous(), context), context)(
+                        own
+                    )
+                    for z in (below, other)
+                ]
+                seen = max(
+                    seen,
+                    float((images[0] / images[1]).log().abs().max())
+                    / 1e-5
+                    / joint.couplings[level - 1],
+                )
     return seen
 
 
-@pytest.mark.parametrize(("gate", "tied"), [("balance", True), ("balance", False), ("tanh", True), ("rational", False)])
+@pytest.mark.parametrize(
+    ("gate", "tied"), [("balance", True), ("balance", False), ("tanh", True), ("rational", False)]
+)
 def test_no_pair_in_the_boxes_moves_a_level_by_more_than_its_coupling(gate, tied):
     model, graph, context = problem(1, gate=gate, tied=tied)
     joint = joint_bounds(model, context)
@@ -74,7 +102,9 @@ def test_states_stay_below_the_diameters_and_the_promised_steps_are_enough():
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for scale in (1e-3, 1.0, 1e3):
-            state = scale * torch.rand(graph.num_nodes, 2 * model.width, generator=generator, dtype=torch.float64)
+            state = scale * torch.rand(
+                graph.num_nodes, 2 * model.width, generator=generator, dtype=torch.float64
+            )
             for _ in range(promised[-1]):
                 state = model.step(state, context)
             assert float(state.max()) <= (model.shift - 1) * math.exp(max(joint.diameters))
@@ -88,7 +118,9 @@ def test_weights_satisfy_the_condition_of_theorem_23():
     weights = [10.0**digit for digit in joint.digits]
     assert weights[0] == 1.0
     for level, coupling in enumerate(joint.couplings, start=1):
-        assert weights[level] >= max(weights[level - 1], coupling * weights[level - 1] / (0.75 - 0.5)) * (1 - 1e-12)
+        assert weights[level] >= max(
+            weights[level - 1], coupling * weights[level - 1] / (0.75 - 0.5)
+        ) * (1 - 1e-12)
     steps = joint.steps(1e-6)
     assert list(steps) == sorted(steps)
     # by hand: theta_1 = 1e-6 * 0.25 / 10 (the coupling 0.1 asks for less), r = 1/2
@@ -141,7 +173,10 @@ def test_the_certificate_tells_the_joint_rate_and_says_when_it_is_useless():
     assert certificate.proved["joint rate"] > certificate.rate
     assert certificate.proved["joint steps to 1e-06 from every positive start"] > 0
     assert "orders of magnitude" in certificate.proved["note"]
-    assert certificate.observations["at the reached state"]["Perron root of |J|, upper"] <= certificate.rate
+    assert (
+        certificate.observations["at the reached state"]["Perron root of |J|, upper"]
+        <= certificate.rate
+    )
     assert "Proved besides:" in certificate.report()
     single = certify(SheafCascade(2, 2, 1, 2, levels=1), graph)
     assert "joint rate" not in single.proved

@@ -1,4 +1,5 @@
-"""Verdicts: the counterexample family, every rule, users' rules, and the audit that must catch a wrong one."""
+"""Verdicts: the counterexample family, every rule, users' rules, and the audit that must catch a
+wrong one."""
 
 import json
 from dataclasses import replace
@@ -6,7 +7,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sheafdeq.certificates import Certificate, Domain, Effort, Level, Metric, Verdict, certify, rule_for, use_rule
+from sheafdeq.certificates import (
+    Certificate,
+    Domain,
+    Effort,
+    Level,
+    Metric,
+    Verdict,
+    certify,
+    rule_for,
+    use_rule,
+)
 from sheafdeq.certificates.audit import (
     audit,
     careless,
@@ -80,14 +91,20 @@ def test_the_box_shrinks_to_the_threshold():
     box = global_box(enclosure, rounds=120)
     assert box.rate < 1 < box.first_rate
     beyond = counterexample(0.52)
-    assert global_box(SheafEnclosure(beyond.model(), beyond.model().prepare(beyond.graph)), rounds=60).rate > 1
+    assert (
+        global_box(
+            SheafEnclosure(beyond.model(), beyond.model().prepare(beyond.graph)), rounds=60
+        ).rate
+        > 1
+    )
 
 
 def test_a_ball_is_proved_at_the_stable_points_and_refused_at_the_unstable_one():
     family = counterexample(1.0)
     enclosure = SheafEnclosure(family.model(), family.model().prepare(family.graph))
     unstable, stable = family.fixed_points[0], family.fixed_points[1]
-    weights = torch.tensor([[1.0, 9.0]]).double().expand(2, 2)  # the small entry moves relatively more
+    # the small entry moves relatively more
+    weights = torch.tensor([[1.0, 9.0]]).double().expand(2, 2)
     ball, _ = largest_ball(enclosure, stable, weights)
     assert ball is not None
     assert ball.rate < 1
@@ -103,7 +120,9 @@ def test_every_start_in_a_certified_ball_is_led_to_its_centre():
     family = counterexample(1.0)
     model, (_, stable, _) = family.model(), family.fixed_points
     context = model.prepare(family.graph)
-    ball, _ = largest_ball(SheafEnclosure(model, context), stable, torch.tensor([[1.0, 9.0]]).double().expand(2, 2))
+    ball, _ = largest_ball(
+        SheafEnclosure(model, context), stable, torch.tensor([[1.0, 9.0]]).double().expand(2, 2)
+    )
     lower, upper = ball.bounds()
     for seed in range(8):
         state = Domain("box", lower, upper).sample((2, 2), torch.Generator().manual_seed(seed))
@@ -139,7 +158,8 @@ def test_models_with_a_theorem_are_certified_by_it(make, grounds):
 
 
 def test_the_energy_rule_bounds_the_hessian_whatever_the_biases():
-    """phi' may be one where the biases are very negative: neither the rule nor the model's own step length forgets it."""
+    """phi' may be one where the biases are very negative: neither the rule nor the model's own step
+    length forgets it."""
     from sheafdeq.certificates.contraction import _hessian_bound
 
     graph = ring(6).to(torch.float64)
@@ -156,7 +176,9 @@ def test_the_energy_rule_bounds_the_hessian_whatever_the_biases():
         context = model.prepare(graph)
         bound = float(_hessian_bound(model, context)[0])
         point = torch.randn(6, 2, dtype=torch.float64)
-        field = torch.autograd.functional.jacobian(lambda z, m=model, c=context: m.gradient_field(z.view(6, 2), c).view(-1), point.view(-1))
+        field = torch.autograd.functional.jacobian(
+            lambda z, m=model, c=context: m.gradient_field(z.view(6, 2), c).view(-1), point.view(-1)
+        )
         largest = float(torch.linalg.eigvalsh(field).max())
         assert largest <= bound
         worst = max(worst, float(context.step_size[0]) * largest)
@@ -191,7 +213,9 @@ def test_users_bring_rules_and_subclasses_inherit_them():
     assert rule_for(Mine) is rule_for(IGNN)
 
     def mine(problem):
-        return Certificate(Verdict.NOT_CERTIFIED, Level.NONE, problem.title, problem.place, grounds="mine")
+        return Certificate(
+            Verdict.NOT_CERTIFIED, Level.NONE, problem.title, problem.place, grounds="mine"
+        )
 
     use_rule(Mine, mine)
     assert certify(Mine(2, 3), ring()).grounds == "mine"
@@ -205,7 +229,15 @@ def test_certificates_cannot_be_issued_against_their_own_assumptions():
     with pytest.raises(ValueError, match="rate below one"):
         Certificate(Verdict.CERTIFIED, Level.GLOBAL, "m", "g", 1.0, **fine)
     with pytest.raises(ValueError, match="assumptions fails"):
-        Certificate(Verdict.CERTIFIED, Level.GLOBAL, "m", "g", 0.5, assumptions=(Assumption("x", 2, 1),), **fine)
+        Certificate(
+            Verdict.CERTIFIED,
+            Level.GLOBAL,
+            "m",
+            "g",
+            0.5,
+            assumptions=(Assumption("x", 2, 1),),
+            **fine,
+        )
     with pytest.raises(ValueError, match="witness"):
         Certificate(Verdict.REFUTED, Level.NONE, "m", "g")
 
@@ -244,11 +276,14 @@ def test_the_audit_catches_an_exception():
         raise OverflowError("too large")
 
     report = audit(2, certifier=broken)
-    assert [violation.observed for violation in report.violations] == ["ended in OverflowError: too large"] * 2
+    assert [violation.observed for violation in report.violations] == [
+        "ended in OverflowError: too large"
+    ] * 2
 
 
 def test_gradient_ascent_finds_what_random_pairs_miss():
-    """It never loses what the pair had, never exceeds the rate, and gains at least half as much again for one of five pairs."""
+    """It never loses what the pair had, never exceeds the rate, and gains at least half as much
+    again for one of five pairs."""
     from sheafdeq.certificates.contradiction import ascend
 
     model, graph = draw_problem(6, only=StrongSheafDEQ)
@@ -259,7 +294,9 @@ def test_gradient_ascent_finds_what_random_pairs_miss():
 
     @torch.no_grad()
     def ratio(x, y):
-        return certificate.metric(model.step(x, context), model.step(y, context)) / certificate.metric(x, y)
+        return certificate.metric(
+            model.step(x, context), model.step(y, context)
+        ) / certificate.metric(x, y)
 
     gained = []
     for _ in range(5):
@@ -288,12 +325,22 @@ def test_the_audit_catches_attention_that_is_taken_for_fixed():
 
 def test_the_norms_of_the_attention_forms_are_upper_bounds_and_close():
     torch.manual_seed(0)
-    for heads, channels, scale in ((1, 1, 1.0), (2, 3, 1e-3), (3, 4, 1e3), (3, 4, 0.0), (2, 2, 1e-200)):
+    for heads, channels, scale in (
+        (1, 1, 1.0),
+        (2, 3, 1e-3),
+        (3, 4, 1e3),
+        (3, 4, 0.0),
+        (2, 2, 1e-200),
+    ):
         model = StrongAttnDEQ(2, 3, heads, channels).double()
         with torch.no_grad():
             model.query.weight.mul_(scale)
         query = model.budgeted_query().detach()
-        forms = query.view(heads, channels, -1).transpose(1, 2) @ model.key.weight.view(heads, channels, -1) * channels**-0.5
+        forms = (
+            query.view(heads, channels, -1).transpose(1, 2)
+            @ model.key.weight.view(heads, channels, -1)
+            * channels**-0.5
+        )
         exact = torch.linalg.matrix_norm(forms, ord=2)
         bound = attention_norms(model, query)
         assert bool((bound >= exact).all())
@@ -308,7 +355,8 @@ def test_attention_without_its_budget_is_not_certified():
     model = Unbudgeted(2, 3, 2, 2, hidden=4).double()
     with torch.no_grad():
         model.query.weight.mul_(0.1)
-    assert certify(model, ring(), effort=FAST).verdict is Verdict.CERTIFIED  # these weights happen to be small enough
+    # these weights happen to be small enough
+    assert certify(model, ring(), effort=FAST).verdict is Verdict.CERTIFIED
     with torch.no_grad():
         model.query.weight.mul_(1000.0)
     certificate = certify(model, ring(), effort=FAST)
@@ -329,11 +377,17 @@ def test_the_audit_catches_a_rate_that_is_slightly_too_small():
 
     certificate = certify(model, graph)
     assert check_certificate(certificate, model, graph)[1] is None
-    assert check_certificate(replace(certificate, rate=0.9 * certificate.rate), model, graph)[1] is not None
+    assert (
+        check_certificate(replace(certificate, rate=0.9 * certificate.rate), model, graph)[1]
+        is not None
+    )
 
 
 def test_the_audit_tells_rounding_of_large_states_from_a_wrong_rate():
-    graph = Graph.build(1e5 * torch.randn(6, 2, dtype=torch.float64), torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 5]]))
+    graph = Graph.build(
+        1e5 * torch.randn(6, 2, dtype=torch.float64),
+        torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 5]]),
+    )
     torch.manual_seed(0)
     model = APPNP(2, 2, width=3, alpha=0.9).double().eval()
     certificate = certify(model, graph)
@@ -341,4 +395,6 @@ def test_the_audit_tells_rounding_of_large_states_from_a_wrong_rate():
     for seed in range(20):
         assert check_certificate(certificate, model, graph, seed=seed)[1] is None
     smaller = replace(certificate, rate=0.99 * certificate.rate)
-    assert any(check_certificate(smaller, model, graph, seed=seed)[1] is not None for seed in range(20))
+    assert any(
+        check_certificate(smaller, model, graph, seed=seed)[1] is not None for seed in range(20)
+    )

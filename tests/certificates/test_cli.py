@@ -8,7 +8,19 @@ from sheafdeq.cli import main
 
 
 def test_a_named_model_on_a_task(capsys, tmp_path):
-    code = main(["certify", "ignn", "--task", "counting", "--effort", "quick", "--json", "--out", str(tmp_path)])
+    code = main(
+        [
+            "certify",
+            "ignn",
+            "--task",
+            "counting",
+            "--effort",
+            "quick",
+            "--json",
+            "--out",
+            str(tmp_path),
+        ]
+    )
     payload = json.loads(capsys.readouterr().out)
     assert code == 0
     assert payload["certificate"]["verdict"] == "certified"
@@ -29,10 +41,14 @@ def test_the_audit_command(capsys):
 
 
 def test_the_audit_of_solves_writes_its_counts(capsys, tmp_path):
-    code = main(["certify", "--audit-solves", "2", "--first", "9", "--json", "--out", str(tmp_path)])
+    code = main(
+        ["certify", "--audit-solves", "2", "--first", "9", "--json", "--out", str(tmp_path)]
+    )
     payload = json.loads(capsys.readouterr().out)
     assert payload["draws"] == 2
-    assert payload["graphs"] == sum(count for name, count in payload["statuses"].items() if name.startswith("forward"))
+    assert payload["graphs"] == sum(
+        count for name, count in payload["statuses"].items() if name.startswith("forward")
+    )
     assert code == (1 if payload["violations"] else 0)
     assert (tmp_path / "solve-audit-0-9.json").is_file()
     assert main(["certify", "--audit-solves", "0"]) == 2
@@ -47,7 +63,11 @@ def test_wrong_use_is_told(capsys, tmp_path):
     assert "0 checkpoints" in capsys.readouterr().out
 
 
-TASK = {"name": "community", "level": 7, "options": {"nodes": 30, "k": 3, "train_seeds": [42], "test_seeds": [100]}}
+TASK = {
+    "name": "community",
+    "level": 7,
+    "options": {"nodes": 30, "k": 3, "train_seeds": [42], "test_seeds": [100]},
+}
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +76,12 @@ def store(tmp_path_factory):
 
     root = tmp_path_factory.mktemp("runs")
     for model in ("ignn", "sheaf-cascade", "mlp"):
-        train(TrainingConfig.model_validate({"task": TASK, "model": {"name": model}, "seed": 42, "max_epochs": 1}), out=root)
+        train(
+            TrainingConfig.model_validate(
+                {"task": TASK, "model": {"name": model}, "seed": 42, "max_epochs": 1}
+            ),
+            out=root,
+        )
     return root
 
 
@@ -74,10 +99,12 @@ def test_a_table_over_all_runs_is_resumable(store, capsys, tmp_path):
     assert "Thompson's metric of that level" in table
     assert "\\|J\\|" in table
     for row in table.splitlines()[-2:]:
-        assert " - |" not in row.split("| certified")[1].split("|", 4)[-1]  # spectral radius and residual are filled in
+        # spectral radius and residual are filled in
+        assert " - |" not in row.split("| certified")[1].split("|", 4)[-1]
 
     before = {path: path.stat().st_mtime_ns for path in records}
-    records[0].write_bytes(records[0].read_bytes().replace(b"certified", b"cartified", 1))  # altered: made again
+    # altered: made again
+    records[0].write_bytes(records[0].read_bytes().replace(b"certified", b"cartified", 1))
     assert main([*command, "--format", "markdown"]) == 0
     said = capsys.readouterr()
     assert said.err.count("reused") == 1
@@ -100,7 +127,10 @@ def test_the_table_of_stored_records_says_the_scheme(store, capsys, tmp_path):
     path = sorted(tmp_path.glob("*.json"))[0]
     write_sealed(tmp_path / "old.json", read_sealed(path) | {"schema": "sheafdeq.certificate/1"})
     capsys.readouterr()
-    assert main(["certify", "--table", str(tmp_path), "--format", "markdown", "--out", str(tmp_path)]) == 0
+    assert (
+        main(["certify", "--table", str(tmp_path), "--format", "markdown", "--out", str(tmp_path)])
+        == 0
+    )
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5  # head, rule, three records
     assert sorted(line.split(" | ")[4] for line in lines[2:]) == ["1", "2", "2"]
@@ -111,7 +141,8 @@ def test_the_table_of_stored_records_says_the_scheme(store, capsys, tmp_path):
 
 
 def test_a_witness_is_on_disk_before_the_verdict_that_needs_it(tmp_path, monkeypatch):
-    """Killed between the two writes, or with its states lost or altered: no record is reused that speaks of a missing witness."""
+    """Killed between the two writes, or with its states lost or altered: no record is reused that
+    speaks of a missing witness."""
     import torch
 
     import sheafdeq.cli.subject
@@ -126,7 +157,13 @@ def test_a_witness_is_on_disk_before_the_verdict_that_needs_it(tmp_path, monkeyp
         split, graph, effort, seed = "test", "0", "quick", 0
 
     def payload():
-        facts = {"schema": SCHEMA, "part": "test[0]", "starts_seed": 0, "run": "r", "effort": "quick"}
+        facts = {
+            "schema": SCHEMA,
+            "part": "test[0]",
+            "starts_seed": 0,
+            "run": "r",
+            "effort": "quick",
+        }
         return {**facts, "certificate": certificate.to_json()}
 
     def killed(*arguments):
@@ -151,9 +188,17 @@ def test_records_of_the_first_scheme_are_read_and_told_apart():
     from sheafdeq.cli.certify import EARLIER, SCHEMA, verdict_text
 
     facts = {"verdict": "refuted", "level": "none", "radius": None, "witness": {"proved": False}}
-    assert verdict_text({"schema": EARLIER, "certificate": facts}) == "two candidates (scheme 1 said refuted)"
-    assert verdict_text({"schema": EARLIER, "certificate": facts | {"witness": {"proved": True}}}) == "refuted"
-    assert verdict_text({"schema": SCHEMA, "certificate": facts | {"verdict": "two candidates"}}) == "two candidates"
+    assert verdict_text({"schema": EARLIER, "certificate": facts}) == (
+        "two candidates (scheme 1 said refuted)"
+    )
+    assert (
+        verdict_text({"schema": EARLIER, "certificate": facts | {"witness": {"proved": True}}})
+        == "refuted"
+    )
+    assert (
+        verdict_text({"schema": SCHEMA, "certificate": facts | {"verdict": "two candidates"}})
+        == "two candidates"
+    )
 
 
 def test_a_run_that_fails_does_not_cost_the_others(store, capsys, monkeypatch):
@@ -187,10 +232,16 @@ def test_certificates_are_named_by_the_rule_and_the_model_behind_them(monkeypatc
     assert certificate_code(models[0]) == certificate_code(IGNN(2, 2, 4))
     # The rule of one model does not reach the rules of the others.
     sources = Sources()
-    reached = Definitions(sources).reached(sources.meanings(sources.module("sheafdeq.certificates"), "certify"))
+    reached = Definitions(sources).reached(
+        sources.meanings(sources.module("sheafdeq.certificates"), "certify")
+    )
     modules = {key.module for key in reached if isinstance(key, Definition)}
     assert "sheafdeq.certificates.certificate" in modules
-    assert not any(name.startswith("sheafdeq.models.") for name in modules if "ignn" in name or "cascade" in name)
+    assert not any(
+        name.startswith("sheafdeq.models.")
+        for name in modules
+        if "ignn" in name or "cascade" in name
+    )
     # Editing a user's model makes another certificate.
     path = tmp_path / "own_model.py"
     path.write_text("from sheafdeq.models import IGNN\n\nclass Own(IGNN):\n    factor = 1\n")

@@ -20,7 +20,13 @@ def random_interval(shape: tuple[int, ...], seed: int) -> Interval:
 
 
 def member(interval: Interval, seed: int) -> torch.Tensor:
-    where = 2 * torch.rand(interval.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) - 1
+    where = (
+        2
+        * torch.rand(
+            interval.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+        )
+        - 1
+    )
     return interval.midpoint + where * interval.radius
 
 
@@ -88,12 +94,17 @@ def test_intersection_and_hull():
 
 def test_division_by_zero_is_refused():
     with pytest.raises(ZeroDivisionError):
-        Interval.point(torch.ones(1).double()).divide_by_positive(Interval(torch.zeros(1).double(), torch.ones(1).double()))
+        Interval.point(torch.ones(1).double()).divide_by_positive(
+            Interval(torch.zeros(1).double(), torch.ones(1).double())
+        )
 
 
 def test_division_between_a_tiny_and_a_large_number():
     one = Interval.point(torch.ones(1, dtype=torch.float64))
-    tiny, large = torch.tensor([5e-13], dtype=torch.float64), torch.tensor([1e5], dtype=torch.float64)
+    tiny, large = (
+        torch.tensor([5e-13], dtype=torch.float64),
+        torch.tensor([1e5], dtype=torch.float64),
+    )
     quotient = one.divide_between(tiny, large)
     assert float(quotient.upper) >= 2e12
     assert float(quotient.lower) <= 1e-5

@@ -32,16 +32,25 @@ def random_matrix(seed: int, n: int = 6, c: int = 3) -> BlockMatrix:
     graph = small_graph(seed, n, 15)
     generator = torch.Generator().manual_seed(seed)
     own = torch.randn(n, c, c, generator=generator, dtype=torch.float64)
-    return BlockMatrix(Incidence.of(graph), own, torch.randn(15, c, c, generator=generator, dtype=torch.float64))
+    return BlockMatrix(
+        Incidence.of(graph), own, torch.randn(15, c, c, generator=generator, dtype=torch.float64)
+    )
 
 
-@pytest.mark.parametrize("make", [lambda: SheafDEQ(2, 3, 2, 3), lambda: IGNN(2, 3, 4), lambda: APPNP(2, 3, 4, shift=1.3)])
+@pytest.mark.parametrize(
+    "make", [lambda: SheafDEQ(2, 3, 2, 3), lambda: IGNN(2, 3, 4), lambda: APPNP(2, 3, 4, shift=1.3)]
+)
 def test_blocks_equal_the_dense_jacobian(make):
     torch.manual_seed(0)
     graph, model = small_graph(), make().double().eval()
     context = model.prepare(graph)
-    state = model.initial_state(context).detach().abs() + torch.rand(5, model.initial_state(context).shape[1]).double()
-    dense = torch.autograd.functional.jacobian(lambda h: model.step(h, context), state).reshape(state.numel(), -1)
+    state = (
+        model.initial_state(context).detach().abs()
+        + torch.rand(5, model.initial_state(context).shape[1]).double()
+    )
+    dense = torch.autograd.functional.jacobian(lambda h: model.step(h, context), state).reshape(
+        state.numel(), -1
+    )
     assert torch.allclose(jacobian(model, state, context).to_dense(), dense, atol=1e-10)
     if isinstance(model, SheafDEQ):
         image = model.step(state, context).detach()
@@ -58,7 +67,9 @@ def test_products_equal_the_dense_twin():
     assert torch.allclose(matrix.apply(x).reshape(-1), dense @ x.reshape(-1))
     assert torch.allclose(matrix.apply_transposed(x).reshape(-1), dense.T @ x.reshape(-1))
     rows, columns = torch.rand(6, 3).double(), torch.rand(6, 3).double()
-    assert torch.allclose(matrix.scale(rows, columns).to_dense(), rows.reshape(-1, 1) * dense * columns.reshape(1, -1))
+    assert torch.allclose(
+        matrix.scale(rows, columns).to_dense(), rows.reshape(-1, 1) * dense * columns.reshape(1, -1)
+    )
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -79,7 +90,9 @@ def test_any_weights_give_a_bound_and_zero_is_zero():
     root = float(torch.linalg.eigvals(matrix.to_dense()).abs().max())
     for _ in range(5):
         assert float(quotients(matrix, torch.rand(6, 3).double() + 0.01).max()) >= root
-    zero = BlockMatrix(matrix.incidence, torch.zeros_like(matrix.own), torch.zeros_like(matrix.edge))
+    zero = BlockMatrix(
+        matrix.incidence, torch.zeros_like(matrix.own), torch.zeros_like(matrix.edge)
+    )
     assert collatz_wielandt(zero).upper < 1e-200
 
 
@@ -95,4 +108,6 @@ def test_spectral_norms_are_bounded_from_above_and_tightly():
 def test_block_norms_bound_the_spectral_radius():
     matrix = random_matrix(4)
     for norm in ("two", "inf"):
-        assert collatz_wielandt(block_norms(matrix, norm)).upper >= spectral_radius_estimate(matrix) * (1 - 1e-9)
+        assert collatz_wielandt(block_norms(matrix, norm)).upper >= spectral_radius_estimate(
+            matrix
+        ) * (1 - 1e-9)

@@ -1,4 +1,5 @@
-"""Refuted means proved; two states that merely hardly move are candidates; and a verdict can be repeated."""
+"""Refuted means proved; two states that merely hardly move are candidates; and a verdict can be
+repeated."""
 
 import json
 
@@ -23,10 +24,14 @@ def pairs(count: int) -> Graph:
 
 
 def test_at_the_threshold_nothing_is_refuted_whatever_the_seed():
-    """Twelve pairs, gain exactly 1/2: one equilibrium, and states of residual 5e-10 that are 1e-3 away from it."""
+    """Twelve pairs, gain exactly 1/2: one equilibrium, and states of residual 5e-10 that are 1e-3
+    away from it."""
     family = counterexample(0.5, 1.01, graph=pairs(12))
     for seed in range(4):
-        assert certify(family.model(), family.graph, effort="quick", seed=seed).verdict is Verdict.NOT_CERTIFIED
+        assert (
+            certify(family.model(), family.graph, effort="quick", seed=seed).verdict
+            is Verdict.NOT_CERTIFIED
+        )
 
 
 @pytest.mark.parametrize("above", [1e-1, 1e-3, 1e-5])
@@ -40,14 +45,19 @@ def test_above_the_threshold_the_refutation_is_proved(above):
 
 
 def test_a_model_without_enclosures_has_candidates_at_most():
-    """Corollary 14(b): GraphAttnDEQ with Q = K = 0 and the counterexample's product has three equilibria."""
+    """Corollary 14(b): GraphAttnDEQ with Q = K = 0 and the counterexample's product has three
+    equilibria."""
     model = GraphAttnDEQ(2, 2, 1, 2, shift=1.2, pre_norm=True).double()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
         names = dict(model.named_parameters())
         value = next(p for name, p in names.items() if "value" in name and p.dim() == 2)
-        output = next(p for name, p in names.items() if ("mixing" in name or "output" in name) and p.shape == (2, 2))
+        output = next(
+            p
+            for name, p in names.items()
+            if ("mixing" in name or "output" in name) and p.shape == (2, 2)
+        )
         value.copy_(torch.tensor([[1.0, -1.0], [-1.0, 1.0]]))
         output.copy_(torch.eye(2))
     graph = Graph.build(torch.zeros(4, 2), torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2]]))
@@ -97,7 +107,8 @@ def test_newtons_step_tells_a_fixed_point_from_a_slow_place():
 
 
 def test_nothing_is_proved_across_a_jump():
-    """A generated map of norm near the guard switches off inside the box: continuity fails, and so does every proof."""
+    """A generated map of norm near the guard switches off inside the box: continuity fails, and so
+    does every proof."""
     family = counterexample(1.0)
     model = family.model()
     with torch.no_grad():
@@ -118,5 +129,11 @@ def test_the_certified_box_contains_the_equilibrium_and_what_was_entered(gain):
         equilibrium = family.fixed_points[0]
         assert bool((lower < equilibrium).all() and (equilibrium < upper).all())
         # between K_k and the box on which the rate is proved
-        assert bool((lower.log() < box.centre - box.width).all() and (upper.log() > box.centre + box.width).all())
-        assert bool((lower.log() > box.centre - box.weights).all() and (upper.log() < box.centre + box.weights).all())
+        assert bool(
+            (lower.log() < box.centre - box.width).all()
+            and (upper.log() > box.centre + box.width).all()
+        )
+        assert bool(
+            (lower.log() > box.centre - box.weights).all()
+            and (upper.log() < box.centre + box.weights).all()
+        )

@@ -1,4 +1,5 @@
-"""The certificate of SheafRelay: its metric contracts, its number of steps is exact, and a broken relay gets none."""
+"""The certificate of SheafRelay: its metric contracts, its number of steps is exact, and a broken
+relay gets none."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def drawn(seed: int) -> Graph:
 
 def path(n: int) -> Graph:
     edges = torch.stack([torch.arange(n - 1), torch.arange(1, n)])
-    return Graph.build(torch.randn(n, 2, dtype=torch.float64), torch.cat([edges, edges.flip(0)], dim=1))
+    return Graph.build(
+        torch.randn(n, 2, dtype=torch.float64), torch.cat([edges, edges.flip(0)], dim=1)
+    )
 
 
 @settings(max_examples=25, deadline=None)
@@ -72,7 +75,9 @@ def test_on_a_path_the_proved_number_of_steps_is_the_one_needed(n):
 
 def test_a_cycle_has_no_last_step():
     ring = torch.tensor([[0, 1, 2], [1, 2, 0]])
-    graph = Graph.build(torch.randn(3, 2, dtype=torch.float64), torch.cat([ring, ring.flip(0)], dim=1))
+    graph = Graph.build(
+        torch.randn(3, 2, dtype=torch.float64), torch.cat([ring, ring.flip(0)], dim=1)
+    )
     model = relay(1)
     assert gathering_depth(model.prepare(graph)) is None
     certificate = certify(model, graph, effort="quick")
@@ -85,12 +90,16 @@ class Unbounded(SheafRelay):
 
     def prepare(self, graph):
         context = super().prepare(graph)
-        return dataclasses.replace(context, transport=2 * torch.eye(2, dtype=torch.float64).expand_as(context.transport))
+        return dataclasses.replace(
+            context, transport=2 * torch.eye(2, dtype=torch.float64).expand_as(context.transport)
+        )
 
 
 def test_a_relay_with_another_map_is_not_certified():
     ring = torch.tensor([[0, 1, 2], [1, 2, 0]])
-    graph = Graph.build(torch.randn(3, 2, dtype=torch.float64), torch.cat([ring, ring.flip(0)], dim=1))
+    graph = Graph.build(
+        torch.randn(3, 2, dtype=torch.float64), torch.cat([ring, ring.flip(0)], dim=1)
+    )
     model = Unbounded(2, 1, 2, 2, hidden=4).double()
     assert certify(model, graph, effort="quick").verdict is not Verdict.CERTIFIED
 

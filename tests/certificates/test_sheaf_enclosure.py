@@ -17,7 +17,9 @@ def problem(seed: int, order: float = 2, pre_norm: bool = True, edge_dim: int | 
     x = torch.randn(n, 2, dtype=torch.float64)
     attributes = None if edge_dim is None else torch.randn(e, edge_dim, dtype=torch.float64)
     graph = Graph.build(x, torch.randint(0, n, (2, e)), attributes)
-    model = SheafDEQ(2, 3, 2, 3, pre_norm=pre_norm, norm_order=order, edge_dim=edge_dim).double().eval()
+    model = (
+        SheafDEQ(2, 3, 2, 3, pre_norm=pre_norm, norm_order=order, edge_dim=edge_dim).double().eval()
+    )
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.3 * torch.randn_like(parameter)
@@ -27,7 +29,8 @@ def problem(seed: int, order: float = 2, pre_norm: bool = True, edge_dim: int | 
 
 
 @pytest.mark.parametrize(
-    ("order", "pre_norm", "edge_dim"), [(2, True, None), (1, True, 2), (3, True, None), (torch.inf, True, None), (2, False, None)]
+    ("order", "pre_norm", "edge_dim"),
+    [(2, True, None), (1, True, 2), (3, True, None), (torch.inf, True, None), (2, False, None)],
 )
 def test_the_step_and_its_slopes_stay_inside(order, pre_norm, edge_dim):
     model, context, state = problem(7, order, pre_norm, edge_dim)
@@ -50,7 +53,9 @@ def test_the_step_and_its_slopes_stay_inside(order, pre_norm, edge_dim):
             assert bool((slope / image <= enclosed.gain.upper * (1 + 1e-12)).all())
             difference = jacobian(model, u.exp(), context).scale(slope.reciprocal(), u.exp())
             gaps = type(difference)(
-                difference.incidence, (difference.own - enclosed.slopes.own).abs(), (difference.edge - enclosed.slopes.edge).abs()
+                difference.incidence,
+                (difference.own - enclosed.slopes.own).abs(),
+                (difference.edge - enclosed.slopes.edge).abs(),
             )
             assert bool((gaps.apply(weights) <= enclosed.spread * (1 + 1e-9) + 1e-7).all())
 
@@ -67,7 +72,9 @@ def test_at_a_point_the_enclosure_is_the_jacobian():
 def test_larger_boxes_have_larger_rates():
     model, context, state = problem(5)
     enclosure, ones = SheafEnclosure(model, context), torch.ones_like(state)
-    rates = [enclosure.over(state.log(), ones, radius).rate for radius in (0.0, 1e-5, 1e-3, 1e-2, 1e-1)]
+    rates = [
+        enclosure.over(state.log(), ones, radius).rate for radius in (0.0, 1e-5, 1e-3, 1e-2, 1e-1)
+    ]
     assert rates == sorted(rates)
 
 

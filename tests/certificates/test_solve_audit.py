@@ -1,4 +1,5 @@
-"""The audit of statuses and gradients: its own closed forms, and the wrong solvers and adjoints it must catch."""
+"""The audit of statuses and gradients: its own closed forms, and the wrong solvers and adjoints it
+must catch."""
 
 from dataclasses import dataclass, replace
 
@@ -11,7 +12,8 @@ from sheafdeq.solvers import Picard, Status
 
 
 def test_the_closed_forms_are_those_of_the_maps():
-    """Gradient against a dense solve with autograd's Jacobian; residual against the float64 step."""
+    """Gradient against a dense solve with autograd's Jacobian; residual against the float64
+    step."""
     seen = set()
     for number in range(60):
         problem = draw_solve(number)
@@ -23,12 +25,19 @@ def test_the_closed_forms_are_those_of_the_maps():
             matrix, by_drive = torch.autograd.functional.jacobian(rows.step, (z, rows.drive))
             matrix, by_drive = matrix.reshape(n, n), by_drive.reshape(n, n)
             u = torch.linalg.solve(torch.eye(n).double() - matrix.T, rows.cotangent.reshape(-1))
-            assert torch.allclose(rows.adjoint(z).reshape(-1), by_drive.T @ u, rtol=1e-9, atol=1e-9 * float(u.abs().max()))
+            assert torch.allclose(
+                rows.adjoint(z).reshape(-1),
+                by_drive.T @ u,
+                rtol=1e-9,
+                atol=1e-9 * float(u.abs().max()),
+            )
             image = rows.step(z, rows.drive)
             exact, slack = rows.residual(z, "sup", 2.0**-52)
             assert abs(exact - float((image - z).abs().max())) <= slack
             if rows.kind == "logarithmic":
-                assert rows.residual(z, "thompson", 2.0**-52)[0] == pytest.approx(float((image.log() - z.log()).abs().max()), rel=1e-9)
+                assert rows.residual(z, "thompson", 2.0**-52)[0] == pytest.approx(
+                    float((image.log() - z.log()).abs().max()), rel=1e-9
+                )
     assert seen == set(KINDS)
 
 
@@ -59,7 +68,11 @@ class Optimist:
 
     def solve(self, function, initial, **options):
         solution = self.inner.solve(function, initial, **options)
-        return replace(solution, status=Status.CONVERGED, graph_status=(Status.CONVERGED,) * len(solution.graph_status))
+        return replace(
+            solution,
+            status=Status.CONVERGED,
+            graph_status=(Status.CONVERGED,) * len(solution.graph_status),
+        )
 
 
 @dataclass(frozen=True)
@@ -68,7 +81,11 @@ class Pessimist(Optimist):
 
     def solve(self, function, initial, **options):
         solution = self.inner.solve(function, initial, **options)
-        return replace(solution, status=Status.MAX_STEPS, graph_status=(Status.MAX_STEPS,) * len(solution.graph_status))
+        return replace(
+            solution,
+            status=Status.MAX_STEPS,
+            graph_status=(Status.MAX_STEPS,) * len(solution.graph_status),
+        )
 
 
 @dataclass(frozen=True)
@@ -77,7 +94,9 @@ class Swapper(Optimist):
 
     def solve(self, function, initial, **options):
         solution = self.inner.solve(function, initial, **options)
-        return replace(solution, value=solution.value + 40 * (function(solution.value) - solution.value))
+        return replace(
+            solution, value=solution.value + 40 * (function(solution.value) - solution.value)
+        )
 
 
 @dataclass(frozen=True)
@@ -96,11 +115,18 @@ class BatchScale(Implicit):
             u = cotangent
             for _ in range(self.max_steps):
                 following = cotangent + torch.autograd.grad(image, point, u, retain_graph=True)[0]
-                if float((following - u).abs().max()) <= self.tolerance * float(cotangent.abs().max()):
+                if float((following - u).abs().max()) <= self.tolerance * float(
+                    cotangent.abs().max()
+                ):
                     break
                 u = following
             count = len(solution.graph_status)
-            solution.adjoint.solution = replace(solution, status=Status.CONVERGED, graph_status=(Status.CONVERGED,) * count, adjoint=None)
+            solution.adjoint.solution = replace(
+                solution,
+                status=Status.CONVERGED,
+                graph_status=(Status.CONVERGED,) * count,
+                adjoint=None,
+            )
             return u
 
         attached.register_hook(backward)
@@ -109,7 +135,11 @@ class BatchScale(Implicit):
 
 
 def batch_scale(adjoint):
-    return BatchScale(adjoint.tolerance, adjoint.max_steps, adjoint.method) if isinstance(adjoint, Implicit) else adjoint
+    return (
+        BatchScale(adjoint.tolerance, adjoint.max_steps, adjoint.method)
+        if isinstance(adjoint, Implicit)
+        else adjoint
+    )
 
 
 @pytest.mark.parametrize("wrong", [Optimist, Pessimist, Swapper])
@@ -128,7 +158,9 @@ def test_an_unrolled_gradient_that_forgets_steps_is_caught():
     class Forgetful(Unrolled):
         def solve(self, function, initial, solver, **options):
             with torch.no_grad():
-                early = solver.with_steps(max(solver.steps - 2, 1)).solve(function, initial, **options)
+                early = solver.with_steps(max(solver.steps - 2, 1)).solve(
+                    function, initial, **options
+                )
             return solver.with_steps(2).solve(function, early.value, **options)
 
     numbers = [n for n in range(200) if isinstance(draw_solve(n).adjoint, Unrolled)][:12]

@@ -1,4 +1,5 @@
-"""A wrong word on the command line is one line and exit code 2; whatever else fails is one line and exit code 1."""
+"""A wrong word on the command line is one line and exit code 2; whatever else fails is one line and
+exit code 1."""
 
 import errno
 import os
@@ -27,18 +28,36 @@ WRONG = [
     ((*TRAIN, "--set", "gradient=implicitly"), "unknown gradient 'implicitly'"),
     ((*TRAIN, "--set", "shfit=1.2"), "no option 'shfit' (did you mean 'shift'?)"),
     ((*TRAIN, "--set", "shift"), "KEY=VALUE"),
-    (("train", "--task", "community", "--model", "sheaf-cascade", "--set", "training_steps=3"), "training_steps must be a list"),
-    (("train", "--task", "community", "--model", "sheaf-cascade", "--set", "hidden=1e9"), "hidden must be a whole number from 1"),
-    (("train", "--task", "community", "--model", "dnsd", "--set", "layers=1000000"), "layers must be a whole number from 1 to 1,000"),
-    ((*TRAIN, "--task-set", "nodes=abc"), "nodes must be a whole number from 1 to 1,000,000, got 'abc'"),
+    (
+        ("train", "--task", "community", "--model", "sheaf-cascade", "--set", "training_steps=3"),
+        "training_steps must be a list",
+    ),
+    (
+        ("train", "--task", "community", "--model", "sheaf-cascade", "--set", "hidden=1e9"),
+        "hidden must be a whole number from 1",
+    ),
+    (
+        ("train", "--task", "community", "--model", "dnsd", "--set", "layers=1000000"),
+        "layers must be a whole number from 1 to 1,000",
+    ),
+    (
+        (*TRAIN, "--task-set", "nodes=abc"),
+        "nodes must be a whole number from 1 to 1,000,000, got 'abc'",
+    ),
     ((*TRAIN, "--task-set", "nodes=900000", "--task-set", "k=900"), "choose smaller sizes"),
     ((*TRAIN, "--task-set", "split=public"), "no option 'split'"),
     ((*TRAIN, "--task-set", "download=true"), "is not for a configuration to decide"),
     ((*TRAIN, "--task-set", "mask_seed=36893488147419103232"), "mask_seed must be"),
-    (("train", "--task", "cora", "--model", "gcn", "--task-set", "undirected=maybe"), "undirected must be true or false, got 'maybe'"),
+    (
+        ("train", "--task", "cora", "--model", "gcn", "--task-set", "undirected=maybe"),
+        "undirected must be true or false, got 'maybe'",
+    ),
     (("train", "--task", "comunity", "--model", "sheafdeq"), "did you mean 'community'"),
     (("train", "--task", "community", "--model", "shefdeq"), "did you mean 'sheafdeq'"),
-    (("train", "--task", "community", "--level", "11", "--model", "sheafdeq"), "whole number from 0 to 10"),
+    (
+        ("train", "--task", "community", "--level", "11", "--model", "sheafdeq"),
+        "whole number from 0 to 10",
+    ),
     ((*TRAIN, "--epochs", "-1"), "--epochs: must be a whole number"),
     ((*TRAIN, "--epohs", "3"), "did you mean '--epochs'"),
     ((*TRAIN, "--learning-rate", "inf"), "finite number above 0"),
@@ -63,8 +82,12 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "message"), WRONG, ids=[" ".join(words)[:80] for words, _ in WRONG])
-def test_a_wrong_option_is_one_line_and_exit_code_two(capsys, monkeypatch, tmp_path, arguments, message):
+@pytest.mark.parametrize(
+    ("arguments", "message"), WRONG, ids=[" ".join(words)[:80] for words, _ in WRONG]
+)
+def test_a_wrong_option_is_one_line_and_exit_code_two(
+    capsys, monkeypatch, tmp_path, arguments, message
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SHEAFDEQ_DATA", str(tmp_path))
     code, said = run(capsys, *arguments)
@@ -75,7 +98,13 @@ def test_a_wrong_option_is_one_line_and_exit_code_two(capsys, monkeypatch, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("option", [("train", "--task", "community", "--model", "sheafdeq", "--out"), ("studies", ".", "--results")])
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("train", "--task", "community", "--model", "sheafdeq", "--out"),
+        ("studies", ".", "--results"),
+    ],
+)
 def test_an_output_folder_that_is_a_file(capsys, tmp_path, option):
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "file" / "below", "n" * 300, "a\0b"):
@@ -103,16 +132,31 @@ def test_tensorboard_without_the_package(capsys, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/a"), "runs/a: No space left on device"),
+        (
+            OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/a"),
+            "runs/a: No space left on device",
+        ),
         (OSError(errno.EROFS, os.strerror(errno.EROFS), "runs/a"), "Read-only file system"),
-        (NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), "a/b"), "a/b: Not a directory"),
-        (OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), "n" * 9), "File name too long"),
+        (
+            NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), "a/b"),
+            "a/b: Not a directory",
+        ),
+        (
+            OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), "n" * 9),
+            "File name too long",
+        ),
         (MemoryError(), "not enough memory"),
-        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), "not enough memory"),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
+            "not enough memory",
+        ),
         (RecursionError("maximum recursion depth exceeded"), "nests too deeply"),
         (ImportError("No module named 'ray'"), "No module named 'ray'"),
         (KeyError("seed"), "unexpected KeyError: 'seed'"),
-        (UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed"), "unexpected UnicodeEncodeError"),
+        (
+            UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed"),
+            "unexpected UnicodeEncodeError",
+        ),
     ],
 )
 def test_everything_else_is_named_in_one_line(capsys, monkeypatch, error, words):
@@ -159,9 +203,16 @@ def test_shell_completion(tmp_path):
 
     def complete(line):
         found = tmp_path / "found"
-        words = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "COMP_LINE": line, "COMP_POINT": str(len(line))}
+        words = {
+            "_ARGCOMPLETE": "1",
+            "_ARGCOMPLETE_IFS": "\n",
+            "COMP_LINE": line,
+            "COMP_POINT": str(len(line)),
+        }
         environment = {**os.environ, **words, "_ARGCOMPLETE_STDOUT_FILENAME": str(found)}
-        subprocess.run([sys.executable, "-m", "sheafdeq"], env=environment, capture_output=True, timeout=60)
+        subprocess.run(
+            [sys.executable, "-m", "sheafdeq"], env=environment, capture_output=True, timeout=60
+        )
         return found.read_text().split()
 
     assert complete("sheafdeq tra") == ["train"]

@@ -1,4 +1,5 @@
-"""Small files, large claims: sizes are bounded by what a file holds, before anything is allocated."""
+"""Small files, large claims: sizes are bounded by what a file holds, before anything is
+allocated."""
 
 import io
 import os
@@ -35,7 +36,9 @@ def npz(**arrays):
 
 def member(descr="<f4", shape=(3,), body=b"\0" * 12, text=None):
     header = text or f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}"
-    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode("latin-1") + body
+    return (
+        b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode("latin-1") + body
+    )
 
 
 def archive(**members):
@@ -134,7 +137,14 @@ def test_odd_arrays_are_named(tmp_path, changes):
 
 def test_devices_pipes_and_folders_are_not_read(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path / "pipe", tmp_path, tmp_path / "absent", "/dev/zero", tmp_path / ("n" * 300), "a\0b"):
+    for path in (
+        tmp_path / "pipe",
+        tmp_path,
+        tmp_path / "absent",
+        "/dev/zero",
+        tmp_path / ("n" * 300),
+        "a\0b",
+    ):
         with pytest.raises(DataError, match="cannot be read"):
             task_from_npz(path)
 
@@ -156,14 +166,13 @@ def test_a_class_of_five_thousand_digits_is_a_word(tmp_path):
     assert task_from_csv(tmp_path / "n.csv", tmp_path / "e.csv", seed=0).out_channels == 3
 
 
-
-
 @pytest.mark.parametrize(
     "content",
     [
         b"\x80\x02)" + b"\x85" * 200_000 + b".",  # a tuple in a tuple in a tuple ...
         b"\x80\x02)" + b"q\x00h\x00\x86" * 60 + b".",  # 2^60 leaves
-        b"\x80\x02})" + b"q\x00h\x00\x86" * 60 + b"K\x01s.",  # as a key: hashing it would take for ever
+        # as a key: hashing it would take for ever
+        b"\x80\x02})" + b"q\x00h\x00\x86" * 60 + b"K\x01s.",
         b"\x80\x02})\x85K\x01s.",  # even a small tuple is no key
         b"\x80\x02cnumpy\ndtype\n)" + b"q\x00h\x00\x86" * 60 + b"R.",
     ],
@@ -194,7 +203,8 @@ LIMITED = """
         facts = read_sealed(folder / "checkpoint.json")
         resource.setrlimit(resource.RLIMIT_DATA, (3 * 2**30, resource.RLIM_INFINITY))
         for change in ("in_channels", "channels", "stalk_dim", "out_channels", "steps"):
-            write_sealed(folder / "checkpoint.json", {**facts, "shape": {**facts["shape"], change: 10**9}})
+            shape = {**facts["shape"], change: 10**9}
+            write_sealed(folder / "checkpoint.json", {**facts, "shape": shape})
             try:
                 load_model(folder)
             except RecordError as error:
@@ -213,7 +223,10 @@ def test_huge_claims_within_small_memory(tmp_path):
     labels[3] = 10**8
     (tmp_path / "label.npz").write_bytes(npz(**graph_arrays(y=labels)))
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(LIMITED), str(tmp_path)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", textwrap.dedent(LIMITED), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout == "done\n"

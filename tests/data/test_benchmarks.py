@@ -1,6 +1,7 @@
 """Real graphs: miniature raw files of every format, and, where the data is at hand, the real ones.
 
-Set ``SHEAFDEQ_TEST_DATA`` to a data folder (the layout of manifest.json) to run the tests marked ``real``.
+Set ``SHEAFDEQ_TEST_DATA`` to a data folder (the layout of manifest.json) to run the tests marked
+``real``.
 """
 
 import io
@@ -29,7 +30,8 @@ from sheafdeq.data.catalogue import entries, recorded_digests
 from sheafdeq.data.files import manifest
 from sheafdeq.errors import DataError, InputError
 
-# ---------------------------------------------------------------------------------------------- miniature files
+# ----------------------------------------------------------------------------------------------
+# miniature files
 
 
 def npz(**arrays):
@@ -45,7 +47,8 @@ def splits(prefix, n):
 
 
 def planetoid_files():
-    """Six nodes: four known, test nodes 5 and 7 listed out of order, 4 and 6 missing as in CiteSeer."""
+    """Six nodes: four known, test nodes 5 and 7 listed out of order, 4 and 6 missing as in
+    CiteSeer."""
     features = sparse.csr_matrix(np.arange(12, dtype=np.float32).reshape(4, 3))
     parts = {
         "x": features[:2],
@@ -56,7 +59,9 @@ def planetoid_files():
         "ty": np.eye(2, dtype=np.int32)[[1, 0]],
         "graph": defaultdict(list, {0: [1, 1, 5], 1: [0], 2: [2, 3], 3: [2], 5: [0], 7: []}),
     }
-    contents = {f"planetoid/Tiny/raw/ind.tiny.{key}": pickle.dumps(value, 3) for key, value in parts.items()}
+    contents = {
+        f"planetoid/Tiny/raw/ind.tiny.{key}": pickle.dumps(value, 3) for key, value in parts.items()
+    }
     contents["planetoid/Tiny/raw/ind.tiny.test.index"] = b"7\n5\n"
     return contents | splits("planetoid/Tiny/geom-gcn/raw/tiny", 8)
 
@@ -78,18 +83,35 @@ def test_planetoid_format():
 
 def test_geom_gcn_formats():
     dense = {
-        "d/raw/out1_node_feature_label.txt": b"node_id\tfeature\tlabel\n1\t0,1,1\t2\n0\t1,0,0\t0\n2\t0,0,0\t1\n",
+        "d/raw/out1_node_feature_label.txt": b"node_id\tfeature\tlabel\n"
+        b"1\t0,1,1\t2\n0\t1,0,0\t0\n2\t0,0,0\t1\n",
         "d/raw/out1_graph_edges.txt": b"node_id\tnode_id\n0\t1\n1\t2\n0\t1\n2\t2\n",
     } | splits("d/raw/d", 3)
     arrays = _parse_geom_gcn(dense, "d", prefix="d")
     assert arrays["x"].tolist() == [[1, 0, 0], [0, 1, 1], [0, 0, 0]]
     assert arrays["target"].tolist() == [0, 2, 1]
     assert arrays["edges"].T.tolist() == [[0, 1], [1, 2], [2, 2]]
-    listed = {**dense, "d/raw/out1_node_feature_label.txt": b"node_id\tfeature\tlabel\n1\t2,0\t2\n0\t1\t0\n2\t0\t1\n"}
-    assert _parse_geom_gcn(listed, "d", prefix="d", indexed=True)["x"].tolist() == [[0, 1, 0], [1, 0, 1], [1, 0, 0]]
-    for rows in (b"0\t1,0\n", b"0\t1,0\t1\n0\t1,0\t1\n", b"0\t1,0\t1\n1\t1,0,0\t1\n", b"0\t1,7\t1\n", b"0\t1;0\t1\n"):
+    listed = {
+        **dense,
+        "d/raw/out1_node_feature_label.txt": b"node_id\tfeature\tlabel\n"
+        b"1\t2,0\t2\n0\t1\t0\n2\t0\t1\n",
+    }
+    assert _parse_geom_gcn(listed, "d", prefix="d", indexed=True)["x"].tolist() == [
+        [0, 1, 0],
+        [1, 0, 1],
+        [1, 0, 0],
+    ]
+    for rows in (
+        b"0\t1,0\n",
+        b"0\t1,0\t1\n0\t1,0\t1\n",
+        b"0\t1,0\t1\n1\t1,0,0\t1\n",
+        b"0\t1,7\t1\n",
+        b"0\t1;0\t1\n",
+    ):
         with pytest.raises(DataError, match="out1_node_feature_label"):
-            _parse_geom_gcn({**dense, "d/raw/out1_node_feature_label.txt": b"h\n" + rows}, "d", prefix="d")
+            _parse_geom_gcn(
+                {**dense, "d/raw/out1_node_feature_label.txt": b"h\n" + rows}, "d", prefix="d"
+            )
     for bad in (b"h\n0\t9\n", b"h\n0\n", b"h\n0\tx\n"):
         with pytest.raises(DataError, match="out1_graph_edges"):
             _parse_geom_gcn({**dense, "d/raw/out1_graph_edges.txt": bad}, "d", prefix="d")
@@ -98,9 +120,13 @@ def test_geom_gcn_formats():
 def test_heterophilous_format_and_object_arrays():
     mask = np.ones((10, 3), dtype=bool)
     good = {
-        "node_features": np.eye(3, dtype=np.float32), "node_labels": np.array([0, 1, 0]), "edges": np.array([[0, 1], [1, 2]]),
-        "train_masks": mask, "val_masks": mask, "test_masks": mask,
-    }  # fmt: skip
+        "node_features": np.eye(3, dtype=np.float32),
+        "node_labels": np.array([0, 1, 0]),
+        "edges": np.array([[0, 1], [1, 2]]),
+        "train_masks": mask,
+        "val_masks": mask,
+        "test_masks": mask,
+    }
     arrays = _parse_heterophilous({"a.npz": npz(**good)}, "a.npz")
     assert arrays["edges"].tolist() == [[0, 1], [1, 2]]
     planted = npz(**{**good, "node_labels": np.array([print, 1, 0], dtype=object)})
@@ -136,16 +162,28 @@ def test_folds_are_stratified():
         assert counts.max() - counts.min() <= 1
 
 
-# ---------------------------------------------------------------------------------------------- real files
+# ----------------------------------------------------------------------------------------------
+# real files
 
 FILE_TASKS = [entry.name for entry in entries() if entry.files]
 SIZES = {
-    "cora": (1192, 796, 497), "citeseer": (1596, 1065, 666), "pubmed": (9463, 6310, 3944), "texas": (87, 59, 37),
-    "wisconsin": (120, 80, 51), "cornell": (87, 59, 37), "actor": (3648, 2432, 1520), "chameleon": (1092, 729, 456),
-    "squirrel": (2496, 1664, 1041), "chameleon-filtered": (409, 287, 194), "squirrel-filtered": (1053, 718, 452),
-    "minesweeper": (5000, 2500, 2500), "tolokers": (5879, 2939, 2940), "mnist-terrain": (88_680, 29_560, 29_560),
-    "mutag": (150, 19, 19), "proteins": (889, 112, 112),
-}  # fmt: skip
+    "cora": (1192, 796, 497),
+    "citeseer": (1596, 1065, 666),
+    "pubmed": (9463, 6310, 3944),
+    "texas": (87, 59, 37),
+    "wisconsin": (120, 80, 51),
+    "cornell": (87, 59, 37),
+    "actor": (3648, 2432, 1520),
+    "chameleon": (1092, 729, 456),
+    "squirrel": (2496, 1664, 1041),
+    "chameleon-filtered": (409, 287, 194),
+    "squirrel-filtered": (1053, 718, 452),
+    "minesweeper": (5000, 2500, 2500),
+    "tolokers": (5879, 2939, 2940),
+    "mnist-terrain": (88_680, 29_560, 29_560),
+    "mutag": (150, 19, 19),
+    "proteins": (889, 112, 112),
+}
 
 
 @pytest.fixture(scope="session")
@@ -178,7 +216,8 @@ def test_real_tasks_are_the_recorded_ones(name, real):
 def test_mnist_majority_is_the_papers(real):
     task = load_task("mnist-terrain", root=real)
     assert task.train.graph.num_graphs == 14_780
-    assert 100 * task.constant_over_all["accuracy"] == pytest.approx(53.295, abs=1e-3)  # 7877 ones of 14,780
+    # 7877 ones of 14,780
+    assert 100 * task.constant_over_all["accuracy"] == pytest.approx(53.295, abs=1e-3)
     assert task.score(task.constant_score) == pytest.approx(53.3, abs=0.7)
 
 
@@ -212,10 +251,22 @@ def test_splits_differ_and_cover(real):
 
 
 @pytest.mark.parametrize(
-    "name", ["cora", "citeseer", "pubmed", "texas", "cornell", "wisconsin", "actor", "chameleon", "minesweeper"]
+    "name",
+    [
+        "cora",
+        "citeseer",
+        "pubmed",
+        "texas",
+        "cornell",
+        "wisconsin",
+        "actor",
+        "chameleon",
+        "minesweeper",
+    ],
 )
 def test_real_graphs_equal_what_pyg_reads(name, real, tmp_path):
-    """PyG on a private copy of the same raw files (its own processed files are made afresh there)."""
+    """PyG on a private copy of the same raw files (its own processed files are made afresh
+    there)."""
     from torch_geometric import datasets
 
     folder = tmp_path / "pyg"
@@ -231,7 +282,9 @@ def test_real_graphs_equal_what_pyg_reads(name, real, tmp_path):
     elif name == "actor":
         dataset = datasets.Actor(str(folder / "actor"))
     elif name == "chameleon":
-        dataset = datasets.WikipediaNetwork(str(folder / "wikipedia"), name, geom_gcn_preprocess=True)
+        dataset = datasets.WikipediaNetwork(
+            str(folder / "wikipedia"), name, geom_gcn_preprocess=True
+        )
     elif name == "minesweeper":
         dataset = datasets.HeterophilousGraphDataset(str(folder / "heterophilous"), "Minesweeper")
     else:
@@ -244,7 +297,11 @@ def test_real_graphs_equal_what_pyg_reads(name, real, tmp_path):
         assert torch.equal(task.train.target, data.y)
         keys = (data.edge_index[1] * graph.num_nodes + data.edge_index[0]).sort().values
         assert torch.equal(graph.target * graph.num_nodes + graph.source, keys)
-        for split, mask in ((task.train, "train_mask"), (task.validation, "val_mask"), (task.test, "test_mask")):
+        for split, mask in (
+            (task.train, "train_mask"),
+            (task.validation, "val_mask"),
+            (task.test, "test_mask"),
+        ):
             assert torch.equal(split.mask, data[mask][:, number].bool())
 
 
@@ -266,8 +323,14 @@ def test_real_graph_sets_equal_what_pyg_reads(name, real, tmp_path):
         assert int(data.y) == int(test.target[position])
         inside = nodes[test.graph.source]
         first = int(nodes.nonzero()[0])
-        found = (test.graph.edge_index[:, inside] - first).flip(0)  # sorted by target here, by source there
-        assert torch.equal(found, data.edge_index.flip(0)[:, (data.edge_index[1] * 10_000 + data.edge_index[0]).argsort()])
+        # sorted by target here, by source there
+        found = (test.graph.edge_index[:, inside] - first).flip(0)
+        assert torch.equal(
+            found,
+            data.edge_index.flip(0)[
+                :, (data.edge_index[1] * 10_000 + data.edge_index[0]).argsort()
+            ],
+        )
         if data.edge_attr is not None:
             order = (data.edge_index[1] * 10_000 + data.edge_index[0]).argsort()
             assert torch.equal(test.graph.edge_attr[inside], data.edge_attr[order])
@@ -291,7 +354,8 @@ def test_a_planted_processed_file_is_never_opened(real, tmp_path):
     assert not (tmp_path / "marker").exists()
 
 
-# ---------------------------------------------------------------------------------------------- recorded digests
+# ----------------------------------------------------------------------------------------------
+# recorded digests
 
 
 @pytest.mark.parametrize(

@@ -25,12 +25,17 @@ def undirected(graph):
 
 
 def rewired_by_hand(graph, size, communities, level, seed):
-    """The published rule with one library call for each decision, as a slow twin of the array version."""
+    """The published rule with one library call for each decision, as a slow twin of the array
+    version."""
     state = np.random.RandomState(seed + level)
     edges = set(sorted(undirected(graph)))
     count = int(len(edges) * level * 0.1)
     listed = list(edges)
-    gone = {listed[i] for i in state.choice(len(listed), size=count, replace=False)} if count else set()
+    gone = (
+        {listed[i] for i in state.choice(len(listed), size=count, replace=False)}
+        if count
+        else set()
+    )
     fresh = set()
     while len(fresh) < count:
         first, second = state.choice(communities, size=2, replace=False)
@@ -70,7 +75,9 @@ def test_level_zero_is_the_neighbour_graph_of_each_community():
     for c in range(3):
         members = torch.where(labels == c)[0]
         points = graph.x[members].double()
-        nearest = torch.cdist(points, points).fill_diagonal_(float("inf")).topk(4, largest=False).indices
+        nearest = (
+            torch.cdist(points, points).fill_diagonal_(float("inf")).topk(4, largest=False).indices
+        )
         for i, row in enumerate(nearest.tolist()):
             expected |= {tuple(sorted((int(members[i]), int(members[j])))) for j in row}
     assert undirected(graph) == expected
@@ -130,10 +137,16 @@ def test_keep_endpoint_keeps_one_end_and_nests_levels():
 
 
 def test_tasks_do_not_depend_on_threads_or_hash_salt():
-    program = "from sheafdeq.data import load_task; print(load_task('community', level=7, nodes=300).digest)"
+    program = (
+        "from sheafdeq.data import load_task; print(load_task('community', level=7, "
+        "nodes=300).digest)"
+    )
     environment = {**os.environ, "OMP_NUM_THREADS": "2", "PYTHONHASHSEED": "77"}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == load_task("community", level=7, nodes=300).digest  # here: one thread, random salt
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    # here: one thread, random salt
+    assert done.stdout.strip() == load_task("community", level=7, nodes=300).digest
 
 
 def test_generation_leaves_the_global_random_state_alone():
@@ -177,7 +190,10 @@ SMALL = {"level": 3, "nodes": 90, "k": 3, "train_seeds": (1, 2), "test_seeds": (
 
 
 def test_differences_are_what_they_say():
-    plain, task = load_task("community", **SMALL), load_task("community", edge_inputs="difference", **SMALL)
+    plain, task = (
+        load_task("community", **SMALL),
+        load_task("community", edge_inputs="difference", **SMALL),
+    )
     assert (plain.edge_dim, task.edge_dim) == (0, 5)
     for split in task.splits.values():
         graph = split.graph
@@ -206,8 +222,14 @@ def test_differences_ignore_the_origin_and_permute_with_the_nodes():
 
 def test_the_published_digests_do_not_change_without_differences():
     assert load_task("community", level=7).digest == recorded_digests()["community, level 7"]
-    assert load_task("community", level=7, edge_inputs="none").digest == recorded_digests()["community, level 7"]
-    plain, given = load_task("community", **SMALL), load_task("community", edge_inputs="difference", **SMALL)
+    assert (
+        load_task("community", level=7, edge_inputs="none").digest
+        == recorded_digests()["community, level 7"]
+    )
+    plain, given = (
+        load_task("community", **SMALL),
+        load_task("community", edge_inputs="difference", **SMALL),
+    )
     assert "edge_inputs" not in plain.options
     assert given.options["edge_inputs"] == "difference"
     assert plain.digest != given.digest
@@ -215,7 +237,16 @@ def test_the_published_digests_do_not_change_without_differences():
 
 @pytest.mark.parametrize(
     "name",
-    ["sheafdeq", "sheafdeq-no-norm", "graph-attn-deq", "loop-transformer", "sheaf-cascade", "strong-sheaf", "ignn", "dnsd"],
+    [
+        "sheafdeq",
+        "sheafdeq-no-norm",
+        "graph-attn-deq",
+        "loop-transformer",
+        "sheaf-cascade",
+        "strong-sheaf",
+        "ignn",
+        "dnsd",
+    ],
 )
 def test_models_that_take_edge_features_read_the_differences(name):
     task = load_task("community", edge_inputs="difference", **SMALL)

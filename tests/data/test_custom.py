@@ -40,7 +40,10 @@ def test_from_a_dataset_object():
             super().__init__(None)
             self.data, self.slices = self.collate(members)
 
-    assert task_from(Single([example()]), name="mine").digest == task_from(example(), name="mine").digest
+    assert (
+        task_from(Single([example()]), name="mine").digest
+        == task_from(example(), name="mine").digest
+    )
     with pytest.raises(InputError, match="a dataset of 2 graphs"):
         task_from(Single([example(), example()]))
 
@@ -48,7 +51,9 @@ def test_from_a_dataset_object():
 def test_split_columns_and_drawn_masks():
     masks = torch.stack([example().train_mask, example().val_mask], dim=1)
     other = torch.stack([example().val_mask, example().train_mask], dim=1)
-    both = example(train_mask=masks, val_mask=other, test_mask=torch.stack([example().test_mask] * 2, dim=1))
+    both = example(
+        train_mask=masks, val_mask=other, test_mask=torch.stack([example().test_mask] * 2, dim=1)
+    )
     assert torch.equal(task_from(both, split=1).train.mask, example().val_mask)
     bare = example(train_mask=None, val_mask=None, test_mask=None)
     assert [split.size for split in task_from(bare, seed=1).splits.values()] == [6, 2, 2]
@@ -80,7 +85,10 @@ def test_held_out_graphs():
         ({"y": None}, "y must be a tensor"),
         ({"y": torch.zeros(7, dtype=torch.int64)}, "7 rows, but there are 10 nodes"),
         ({"y": torch.tensor([0.0] * 4 + [float("nan")] + [0.0] * 5)}, "row 4"),
-        ({"y": torch.tensor([0, 1, 0, -1, 0, 1, 0, 1, 0, 1])}, "row 3 of the train split has class -1"),
+        (
+            {"y": torch.tensor([0, 1, 0, -1, 0, 1, 0, 1, 0, 1])},
+            "row 3 of the train split has class -1",
+        ),
         ({"val_mask": None}, "give all three"),
         ({"val_mask": torch.zeros(10, dtype=torch.bool)}, "validation split scores no row"),
         ({"val_mask": torch.arange(10) % 3 == 0}, "row 0 is in both the train and the validation"),
@@ -120,7 +128,9 @@ def test_npz_equals_the_object(tmp_path):
     pairs = arrays()
     pairs["edges"] = pairs.pop("edge_index").T
     np.savez(tmp_path / "pairs.npz", **pairs)
-    assert torch.equal(task_from_npz(tmp_path / "pairs.npz").train.graph.edge_index, task.train.graph.edge_index)
+    assert torch.equal(
+        task_from_npz(tmp_path / "pairs.npz").train.graph.edge_index, task.train.graph.edge_index
+    )
 
 
 def test_faulty_npz(tmp_path):
@@ -163,26 +173,49 @@ def test_csv(tmp_path):
     assert [split.size for split in task.splits.values()] == [2, 1, 1]
     assert task.train.target.tolist() == [0, 1, 0, 1, -1]
     assert graph.x[3].tolist() == pytest.approx([0.2, 4.0])
-    assert sorted(zip(graph.source.tolist(), graph.target.tolist(), graph.edge_attr[:, 0].tolist(), strict=True)) == [
-        (0, 1, 0.5), (1, 2, 1.0), (2, 0, 2.0), (3, 3, 3.0),
-    ]  # fmt: skip
+    assert sorted(
+        zip(
+            graph.source.tolist(),
+            graph.target.tolist(),
+            graph.edge_attr[:, 0].tolist(),
+            strict=True,
+        )
+    ) == [
+        (0, 1, 0.5),
+        (1, 2, 1.0),
+        (2, 0, 2.0),
+        (3, 3, 3.0),
+    ]
     both = task_from_csv(*tables(tmp_path), undirected=True).train.graph
     assert both.num_edges == 7  # the self-loop stays single
-    real_targets = NODES.replace("label", "target").replace("cat", "1.5").replace("dog", "2.5").replace(",,\n", ",9,\n")
+    real_targets = (
+        NODES.replace("label", "target")
+        .replace("cat", "1.5")
+        .replace("dog", "2.5")
+        .replace(",,\n", ",9,\n")
+    )
     assert task_from_csv(*tables(tmp_path, real_targets)).kind == "node regression"
 
 
 @pytest.mark.parametrize(
     ("nodes", "edges", "message"),
     [
-        (NODES.replace("0.1", "tall"), EDGES, r"nodes\.csv, line 4, column 'height': 'tall' is not a number"),
+        (
+            NODES.replace("0.1", "tall"),
+            EDGES,
+            r"nodes\.csv, line 4, column 'height': 'tall' is not a number",
+        ),
         (NODES.replace("0.1", "nan"), EDGES, r"line 4, column 'height': 'nan' is not finite"),
         (NODES.replace("dora,0.2", "anna,0.2"), EDGES, r"line 5: node 'anna' is there twice"),
         (NODES.replace("dora,0.2,4", "dora,0.2"), EDGES, r"line 5: 4 cells where the header has 5"),
         (NODES.replace("validation", "holdout"), EDGES, r"line 4: split 'holdout'"),
         (NODES.replace("label", "class"), EDGES, "exactly one of the columns 'label'"),
         (NODES.replace("node,", "id,"), EDGES, "no column 'node'"),
-        (NODES, EDGES.replace("carl,anna", "carl,otto"), r"edges\.csv, line 4: target 'otto' is not a node"),
+        (
+            NODES,
+            EDGES.replace("carl,anna", "carl,otto"),
+            r"edges\.csv, line 4: target 'otto' is not a node",
+        ),
         (NODES, EDGES.replace("target", "to"), r"edges\.csv, line 1: there is no column 'target'"),
         (NODES, EDGES.replace("0.5", "strong"), r"edges\.csv, line 2, column 'strength'"),
         (NODES.replace("weight", "height"), EDGES, "column names must be there and differ"),
@@ -204,6 +237,11 @@ def test_csv_that_is_not_text(tmp_path):
 
 @pytest.mark.parametrize("seed", [-1, 2**70, 1.5, "a", True])
 def test_a_seed_that_no_generator_takes_is_named(tmp_path, seed):
-    np.savez(tmp_path / "a.npz", x=np.zeros((9, 1)), edge_index=np.zeros((2, 0), dtype=int), y=np.arange(9) % 2)
+    np.savez(
+        tmp_path / "a.npz",
+        x=np.zeros((9, 1)),
+        edge_index=np.zeros((2, 0), dtype=int),
+        y=np.arange(9) % 2,
+    )
     with pytest.raises(InputError, match="seed must be a whole number"):
         task_from_npz(tmp_path / "a.npz", seed=seed)

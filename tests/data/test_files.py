@@ -33,7 +33,9 @@ def server(tmp_path):
         def log_message(self, *arguments):
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as running:
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), partial(Quiet, directory=str(folder))
+    ) as running:
         thread = threading.Thread(target=running.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{running.server_address[1]}", folder
@@ -60,7 +62,9 @@ def test_download_with_consent(server, tmp_path):
     root = tmp_path / "root"
     with pytest.raises(DataError, match="not in the data folder"):
         read_files(list(files), root=root, known=files)
-    assert read_files(list(files), root=root, download=True, known=files) == {"set/raw/a.bin": content}
+    assert read_files(list(files), root=root, download=True, known=files) == {
+        "set/raw/a.bin": content
+    }
     (folder / "a.bin").unlink()  # a second time needs no network
     assert read_files(list(files), root=root, known=files) == {"set/raw/a.bin": content}
     assert [path.name for path in (root / "set/raw").iterdir()] == ["a.bin"]
@@ -80,7 +84,11 @@ def test_download_from_an_archive(server, tmp_path):
 
 @pytest.mark.parametrize(
     ("served", "message"),
-    [(b"the wrong bytes", "SHA-256"), (b"short", "5 bytes instead of 15"), (b"far too many bytes", "more than 15")],
+    [
+        (b"the wrong bytes", "SHA-256"),
+        (b"short", "5 bytes instead of 15"),
+        (b"far too many bytes", "more than 15"),
+    ],
 )
 def test_wrong_downloads_are_refused_and_not_kept(server, tmp_path, served, message):
     address, folder = server
@@ -120,10 +128,14 @@ def test_data_root(monkeypatch, tmp_path):
 def test_manifest_is_complete():
     files = manifest()
     assert len(files) == 144
-    assert all(len(file.sha256) == 64 and file.size > 0 and file.address.startswith("https://") for file in files.values())
+    assert all(
+        len(file.sha256) == 64 and file.size > 0 and file.address.startswith("https://")
+        for file in files.values()
+    )
 
 
-# ---------------------------------------------------------------------------------------------- cache
+# ----------------------------------------------------------------------------------------------
+# cache
 
 
 def test_cache_is_used_and_sealed(tmp_path):
@@ -173,7 +185,13 @@ def test_idx_files_that_do_not_hold_what_they_promise():
     header = b"\x00\x00\x08\x02" + (2).to_bytes(4, "big") + (3).to_bytes(4, "big")
     assert read_idx(gzip.compress(header + bytes(range(6)))).tolist() == [[0, 1, 2], [3, 4, 5]]
     good = gzip.compress(header + bytes(6))
-    for bad in (good[:-9], b"plain", gzip.compress(b"\x00\x00\x0d\x01"), gzip.compress(header + bytes(5)), gzip.compress(b"")):
+    for bad in (
+        good[:-9],
+        b"plain",
+        gzip.compress(b"\x00\x00\x0d\x01"),
+        gzip.compress(header + bytes(5)),
+        gzip.compress(b""),
+    ):
         with pytest.raises(DataError, match=r"gzip|IDX|promises"):
             read_idx(bad)
 

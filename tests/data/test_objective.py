@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sheafdeq.data import Graph, Split
-from sheafdeq.data.objective import Classification, EdgeDistance, GraphClassification, Regression, roc_auc
+from sheafdeq.data.objective import (
+    Classification,
+    EdgeDistance,
+    GraphClassification,
+    Regression,
+    roc_auc,
+)
 from sheafdeq.errors import InputError
 
 
@@ -25,7 +31,8 @@ def test_classification_by_hand():
     outputs = torch.tensor([[2.0, 0, 0], [0, 0, 3], [0, 0, 9], [1, 0, 0]], dtype=torch.float64)
     objective = Classification(3)
     expected = sum(
-        math.log(sum(math.exp(v) for v in outputs[row].tolist())) - outputs[row, split.target[row]].item()
+        math.log(sum(math.exp(v) for v in outputs[row].tolist()))
+        - outputs[row, split.target[row]].item()
         for row in (0, 1, 3)
     )
     assert objective.loss(outputs, split).item() == pytest.approx(expected / 3)
@@ -41,7 +48,9 @@ def test_graph_classification_averages_over_each_graph():
     split = Split(graph, torch.tensor([0, 1]))
     pooled = torch.stack([outputs[:3].mean(0), outputs[3:].mean(0)])
     objective = GraphClassification(2)
-    assert torch.isclose(objective.loss(outputs, split), torch.nn.functional.cross_entropy(pooled, split.target))
+    assert torch.isclose(
+        objective.loss(outputs, split), torch.nn.functional.cross_entropy(pooled, split.target)
+    )
 
 
 @given(st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=2, max_size=30))
@@ -60,9 +69,14 @@ def test_roc_auc_is_the_share_of_ordered_pairs(pairs):
 
 def test_regression_by_hand():
     graph = ring(3)
-    split = Split(graph, torch.tensor([[0.5], [1.0], [1.5]], dtype=torch.float64), torch.tensor([True, True, True]))
+    split = Split(
+        graph,
+        torch.tensor([[0.5], [1.0], [1.5]], dtype=torch.float64),
+        torch.tensor([True, True, True]),
+    )
     outputs = torch.tensor([[0.5], [1.0], [1.0]], dtype=torch.float64)
-    metrics = Regression(scale=10.0).metrics(outputs, split)  # raw targets 5, 10, 15; predictions 5, 10, 10
+    # raw targets 5, 10, 15; predictions 5, 10, 10
+    metrics = Regression(scale=10.0).metrics(outputs, split)
     assert metrics["mse"] == pytest.approx(25 / 3)
     assert metrics["relative_rmse"] == pytest.approx(math.sqrt(25 / 3) / 10)
     assert metrics["r2"] == pytest.approx(1 - (25 / 3) / (50 / 3))
@@ -74,7 +88,9 @@ def test_edge_distance_ignores_rigid_motions_but_not_scale():
     true = (positions[graph.source] - positions[graph.target]).norm(dim=1)
     split, objective = Split(graph, true), EdgeDistance()
     angle = torch.tensor(0.7, dtype=torch.float64)
-    turn = torch.stack([torch.stack([angle.cos(), -angle.sin()]), torch.stack([angle.sin(), angle.cos()])])
+    turn = torch.stack(
+        [torch.stack([angle.cos(), -angle.sin()]), torch.stack([angle.sin(), angle.cos()])]
+    )
     moved = positions @ turn.T * torch.tensor([1.0, -1.0], dtype=torch.float64) + 5
     assert objective.loss(moved, split).item() == pytest.approx(0, abs=1e-24)
     assert objective.loss(1.1 * moved, split).item() > 1e-4
@@ -103,7 +119,9 @@ def test_gradients(objective, target, width):
     assert torch.autograd.gradcheck(lambda o: objective.loss(o, split), outputs)
 
 
-@pytest.mark.parametrize("objective", [Classification(3), Regression(1.0), EdgeDistance(), GraphClassification(3)])
+@pytest.mark.parametrize(
+    "objective", [Classification(3), Regression(1.0), EdgeDistance(), GraphClassification(3)]
+)
 def test_wrong_shapes_are_named(objective):
     split = Split(ring(5), torch.zeros(5, dtype=torch.int64))
     with pytest.raises(InputError, match=r"outputs must have shape \(5, \d\).*got \(4, 9\)"):

@@ -1,4 +1,5 @@
-"""Pickles are read, never run: good ones give their arrays, bad ones a named error and no side effect."""
+"""Pickles are read, never run: good ones give their arrays, bad ones a named error and no side
+effect."""
 
 import contextlib
 import pickle
@@ -55,7 +56,16 @@ def malicious(marker):
     path = str(marker).encode()
 
     def call(module, name, argument=text):
-        return b"c" + module + b"\n" + name + b"\n(X" + len(argument).to_bytes(4, "little") + argument + b"tR."
+        return (
+            b"c"
+            + module
+            + b"\n"
+            + name
+            + b"\n(X"
+            + len(argument).to_bytes(4, "little")
+            + argument
+            + b"tR."
+        )
 
     state = b"(dX\x04\x00\x00\x00dataNs"
     return {
@@ -64,21 +74,31 @@ def malicious(marker):
         "exec of Python 2": call(b"__builtin__", b"exec"),
         "shell": call(b"os", b"system", b"touch " + path),
         "shell under its platform name": call(b"posix", b"system", b"touch " + path),
-        "open for writing": b"cbuiltins\nopen\n(X" + len(path).to_bytes(4, "little") + path + b"X\x01\x00\x00\x00wtR.",
+        "open for writing": b"cbuiltins\nopen\n(X"
+        + len(path).to_bytes(4, "little")
+        + path
+        + b"X\x01\x00\x00\x00wtR.",
         "name from the stack": pickle.dumps(Calls(exec, touch), 4),
         "framed protocol 5": pickle.dumps(Calls(exec, touch), 5),
         "inside a list": pickle.dumps([1, 2, Calls(exec, touch)], 2),
         "inside a dictionary": pickle.dumps({"graph": Calls(exec, touch)}, 2),
         "after a good array": pickle.dumps((np.arange(3), Calls(exec, touch)), 3),
-        "old instance opcode": b"(X" + len(text).to_bytes(4, "little") + text + b"ibuiltins\nexec\n.",
+        "old instance opcode": b"(X"
+        + len(text).to_bytes(4, "little")
+        + text
+        + b"ibuiltins\nexec\n.",
         "object opcode": b"(cbuiltins\nexec\nX" + len(text).to_bytes(4, "little") + text + b"o.",
-        "new object opcode": b"\x80\x02cbuiltins\nexec\nX" + len(text).to_bytes(4, "little") + text + b"\x85\x81.",
+        "new object opcode": b"\x80\x02cbuiltins\nexec\nX"
+        + len(text).to_bytes(4, "little")
+        + text
+        + b"\x85\x81.",
         "partial": pickle.dumps(Calls(__import__("functools").partial, exec, touch), 2),
         "default factory": b"ccollections\ndefaultdict\n(cbuiltins\nexec\ntR.",
         "persistent number": b"Pexec\n.",
         "extension code": b"\x82\x01.",
         "array of objects": pickle.dumps(np.array([Calls(exec, touch)], dtype=object), 3),
-        "reconstructing something else": b"cnumpy.core.multiarray\n_reconstruct\n(cos\nsystem\n(I0\ntX\x01\x00\x00\x00btR.",
+        "reconstructing something else": b"cnumpy.core.multiarray\n_reconstruct\n"
+        b"(cos\nsystem\n(I0\ntX\x01\x00\x00\x00btR.",
         "filling a name": b"cnumpy\nndarray\n" + state + b"b.",
     }
 
@@ -99,12 +119,17 @@ def test_malicious_pickles_are_refused_and_nothing_runs(name, tmp_path):
 
 
 def test_the_malicious_pickles_are_live(tmp_path):
-    """The check above would be empty if these pickles did nothing: Python's own unpickler does run them."""
+    """The check above would be empty if these pickles did nothing: Python's own unpickler does run
+    them."""
     live = 0
     for index, name in enumerate(NAMES):
         marker = tmp_path / f"marker{index}"
-        # Some abuse opcodes that current Python refuses by itself, or fail after the damage is done.
-        with contextlib.suppress(Exception), contextlib.closing(pickle.loads(malicious(marker)[name])):
+        # Some abuse opcodes that current Python refuses by itself, or fail after the damage is
+        # done.
+        with (
+            contextlib.suppress(Exception),
+            contextlib.closing(pickle.loads(malicious(marker)[name])),
+        ):
             pass
         live += marker.exists()
     assert live >= 10

@@ -1,4 +1,5 @@
-"""Counting, Sums, Coordinates and the terrain stand-in: sizes, targets, and the constants of the paper's tables."""
+"""Counting, Sums, Coordinates and the terrain stand-in: sizes, targets, and the constants of the
+paper's tables."""
 
 import numpy as np
 import pytest
@@ -21,7 +22,10 @@ MINIATURE = {
 
 @pytest.mark.parametrize(
     ("name", "nodes", "sizes", "constant"),
-    [("counting", 1275, [765, 255, 255], 0.353), ("sums", 100_000, [60_000, 20_000, 20_000], 0.1414)],
+    [
+        ("counting", 1275, [765, 255, 255], 0.353),
+        ("sums", 100_000, [60_000, 20_000, 20_000], 0.1414),
+    ],
 )
 def test_chain_tasks_match_the_papers_tables(name, nodes, sizes, constant):
     task = load_task(name)
@@ -83,7 +87,9 @@ def test_coordinates_best_fixed_layout():
         optimiser.zero_grad()
         task.loss(layout.repeat(300, 1), task.validation).backward()
         optimiser.step()
-    assert task.metrics(layout.repeat(300, 1), task.test)["edge_distance_loss"] == pytest.approx(0.030, abs=1.5e-3)
+    assert task.metrics(layout.repeat(300, 1), task.test)["edge_distance_loss"] == pytest.approx(
+        0.030, abs=1.5e-3
+    )
 
 
 def test_coordinates_distances_can_be_reached():
@@ -93,7 +99,9 @@ def test_coordinates_distances_can_be_reached():
     positions = torch.rand(10, 8, 2, generator=torch.Generator().manual_seed(3))
     order = torch.randperm(10, generator=torch.Generator().manual_seed(3))
     test_graphs = order[8:].sort().values
-    assert task.metrics(positions[test_graphs].reshape(-1, 2), task.test)["edge_distance_loss"] < 1e-12
+    assert (
+        task.metrics(positions[test_graphs].reshape(-1, 2), task.test)["edge_distance_loss"] < 1e-12
+    )
 
 
 def test_batched_neighbours_equal_brute_force():
@@ -120,7 +128,12 @@ def test_joining_connects_with_the_shortest_link():
 def test_terrain_standin_has_the_shape_of_the_real_one():
     task = load_task("mnist-terrain-standin")
     graph = task.train.graph
-    assert (task.in_channels, task.out_channels, graph.num_graphs, graph.num_nodes) == (3, 2, 60, 600)
+    assert (task.in_channels, task.out_channels, graph.num_graphs, graph.num_nodes) == (
+        3,
+        2,
+        60,
+        600,
+    )
     assert [split.size for split in task.splits.values()] == [360, 120, 120]
     assert (graph.x >= 0).all()
     assert (graph.x <= 1).all()
@@ -150,7 +163,9 @@ def test_every_task_honours_the_interface(name):
     assert isinstance(task.score(metrics), float)
     double = task.to(torch.float64)
     assert double.train.graph.x.dtype == torch.float64
-    assert (double.train.graph is double.validation.graph) == (task.train.graph is task.validation.graph)
+    assert (double.train.graph is double.validation.graph) == (
+        task.train.graph is task.validation.graph
+    )
     assert task.describe()["digest"] == load_task(name, **MINIATURE[name]).digest
     other = {"mask_seed" if name == "community" else "seed": 1}
     assert task.digest != load_task(name, **MINIATURE[name], **other).digest
@@ -165,9 +180,17 @@ def test_a_changed_bit_changes_the_digest():
 
 
 def test_unknown_names_and_options_are_listed():
-    with pytest.raises(InputError, match=r"no task 'comunity' \(did you mean 'community' or 'counting'\?\). Choose from: community"):
+    with pytest.raises(
+        InputError,
+        match=r"no task 'comunity' \(did you mean 'community' or 'counting'\?\). "
+        r"Choose from: community",
+    ):
         load_task("comunity")
-    with pytest.raises(InputError, match=r"no option 'chain' \(did you mean 'chains'\?\). Choose from: chains, shortest, features, seed"):
+    with pytest.raises(
+        InputError,
+        match=r"no option 'chain' \(did you mean 'chains'\?\). "
+        r"Choose from: chains, shortest, features, seed",
+    ):
         load_task("counting", chain=3)
     with pytest.raises(InputError, match="no option 'level'"):
         load_task("sums", level=3)

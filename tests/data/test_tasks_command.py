@@ -27,7 +27,9 @@ def test_list(capsys):
 
 
 def test_show(capsys):
-    code, out, _ = run(capsys, "show", "community", "--level", "4", "--option", "nodes=60", "--option", "k=3")
+    code, out, _ = run(
+        capsys, "show", "community", "--level", "4", "--option", "nodes=60", "--option", "k=3"
+    )
     assert code == 0
     assert "homophily" in out
     code, out, _ = run(capsys, "show", "counting", "--json")
@@ -56,15 +58,22 @@ def test_plot_is_a_picture(capsys, tmp_path, arguments):
     picture = imread(path)
     assert picture.shape[0] > 500
     assert picture.shape[1] > 1000
-    assert len(set(map(tuple, picture[::9, ::9].reshape(-1, picture.shape[2]).tolist()))) > 20  # something is drawn
+    # something is drawn
+    assert len(set(map(tuple, picture[::9, ::9].reshape(-1, picture.shape[2]).tolist()))) > 20
 
 
 def test_own_graph(capsys, tmp_path):
-    (tmp_path / "n.csv").write_text("node,a,label\n" + "".join(f"{i},{i / 10},{i % 2}\n" for i in range(70)))
-    (tmp_path / "e.csv").write_text("source,target\n" + "".join(f"{i},{(i + 1) % 70}\n" for i in range(70)))
+    (tmp_path / "n.csv").write_text(
+        "node,a,label\n" + "".join(f"{i},{i / 10},{i % 2}\n" for i in range(70))
+    )
+    (tmp_path / "e.csv").write_text(
+        "source,target\n" + "".join(f"{i},{(i + 1) % 70}\n" for i in range(70))
+    )
     tables = ("--nodes", str(tmp_path / "n.csv"), "--edges", str(tmp_path / "e.csv"))
     picture = tmp_path / "own.svg"
-    code, out, _ = run(capsys, "show", *tables, "--seed", "1", "--undirected", "--json", "--plot", str(picture))
+    code, out, _ = run(
+        capsys, "show", *tables, "--seed", "1", "--undirected", "--json", "--plot", str(picture)
+    )
     assert code == 0
     assert json.loads(out)["splits"]["train"]["stored_edges"] == 140
     assert picture.stat().st_size > 1000
@@ -78,7 +87,16 @@ def test_own_graph(capsys, tmp_path):
     x = np.random.default_rng(0).random((70, 3))
     edges = np.stack([np.arange(69), np.arange(1, 70)])
     np.savez(tmp_path / "own.npz", x=x, edge_index=edges, y=np.linspace(0, 1, 70))
-    code, out, _ = run(capsys, "show", "--npz", str(tmp_path / "own.npz"), "--seed", "3", "--plot", str(tmp_path / "o.png"))
+    code, out, _ = run(
+        capsys,
+        "show",
+        "--npz",
+        str(tmp_path / "own.npz"),
+        "--seed",
+        "3",
+        "--plot",
+        str(tmp_path / "o.png"),
+    )
     assert code == 0
     assert "node regression" in out
 
@@ -95,7 +113,11 @@ def test_own_graph(capsys, tmp_path):
         (("--npz", "absent.npz", "--level", "3"), 2, "for named tasks"),
         (("nothing",), 2, "there is no task 'nothing'"),
         (("community", "--level", "12"), 2, "must be a whole number from 0 to 10, got '12'"),
-        (("counting", "--option", "chain=3"), 2, "(did you mean 'chains'?). Choose from: chains, shortest, features, seed"),
+        (
+            ("counting", "--option", "chain=3"),
+            2,
+            "(did you mean 'chains'?). Choose from: chains, shortest, features, seed",
+        ),
         (("counting", "--option", "chains=9", "--plot", "picture.nonsense"), 2, "cannot write"),
     ],
 )

@@ -21,7 +21,9 @@ from sheafdeq.testing import LinearAverage, constant_sheaf_deq, two_node_graph
 
 def random_graph(n: int = 20, e: int = 80) -> Graph:
     draw = torch.Generator().manual_seed(0)
-    return Graph.build(torch.randn(n, 2, generator=draw), torch.randint(0, n, (2, e), generator=draw))
+    return Graph.build(
+        torch.randn(n, 2, generator=draw), torch.randint(0, n, (2, e), generator=draw)
+    )
 
 
 def test_random_starts_are_positive_with_rows_of_the_asked_norm() -> None:
@@ -29,13 +31,24 @@ def test_random_starts_are_positive_with_rows_of_the_asked_norm() -> None:
     for scale, order in ((1e-3, 2.0), (10.0, 1.0), (1e3, math.inf)):
         start = random_start(like, scale, seed=3, order=order)
         assert (start > 0).all()
-        torch.testing.assert_close(torch.linalg.vector_norm(start, ord=order, dim=1), torch.full((7,), scale))
+        torch.testing.assert_close(
+            torch.linalg.vector_norm(start, ord=order, dim=1), torch.full((7,), scale)
+        )
         assert torch.equal(start, random_start(like, scale, seed=3, order=order))
 
 
 def test_a_contraction_agrees_from_all_six_starts() -> None:
-    result = multistart(LinearAverage(2, 3, rate=0.5), random_graph(), iterations=60, score=lambda outputs: 0.5)
-    assert [trajectory.start for trajectory in result.trajectories] == ["default", "0.001", "0.1", "1", "10", "1000"]
+    result = multistart(
+        LinearAverage(2, 3, rate=0.5), random_graph(), iterations=60, score=lambda outputs: 0.5
+    )
+    assert [trajectory.start for trajectory in result.trajectories] == [
+        "default",
+        "0.001",
+        "0.1",
+        "1",
+        "10",
+        "1000",
+    ]
     assert result.agreement.agree
     assert result.agreement.same_prediction == (1.0,) * 6
     assert result.band("update").median[-1] < 1e-5
@@ -90,7 +103,9 @@ def test_feed_forward_models_are_refused() -> None:
 def test_bands_are_the_usual_quantiles(curves: list[list[float]]) -> None:
     band = Band.of(curves)
     for q, found in ((25, band.lower), (50, band.median), (75, band.upper)):
-        np.testing.assert_allclose(found, np.percentile(np.array(curves), q, axis=0), rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(
+            found, np.percentile(np.array(curves), q, axis=0), rtol=1e-12, atol=1e-12
+        )
 
 
 def test_bands_keep_infinite_entries_infinite() -> None:

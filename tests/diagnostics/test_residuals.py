@@ -18,14 +18,19 @@ from sheafdeq.testing import LinearAverage, constant_sheaf_deq, two_node_graph
 
 def random_graph(n: int = 20, e: int = 80) -> Graph:
     draw = torch.Generator().manual_seed(0)
-    return Graph.build(torch.randn(n, 2, generator=draw, dtype=torch.float64), torch.randint(0, n, (2, e), generator=draw))
+    return Graph.build(
+        torch.randn(n, 2, generator=draw, dtype=torch.float64),
+        torch.randint(0, n, (2, e), generator=draw),
+    )
 
 
 def test_every_quantity_is_the_equation_in_the_docstring() -> None:
     graph = random_graph()
     model = SheafDEQ(2, 3, 2, 3).double()
     end = continue_iteration(model, graph, iterations=12).end
-    found = continue_iteration(model, graph, iterations=5, reference=end, score=lambda outputs: float(outputs.sum()))
+    found = continue_iteration(
+        model, graph, iterations=5, reference=end, score=lambda outputs: float(outputs.sum())
+    )
     with torch.no_grad():
         context = model.prepare(graph)
         states = [model.initial_state(context)]
@@ -33,8 +38,12 @@ def test_every_quantity_is_the_equation_in_the_docstring() -> None:
             states.append(model.step(states[-1], context))
         for k in range(5):
             new, old = states[k + 1], states[k]
-            assert found.update[k] == pytest.approx(((new - old).abs().amax(1) / old.abs().amax(1)).max().item(), rel=1e-9)
-            assert found.thompson[k] == pytest.approx((new.log() - old.log()).abs().max().item(), rel=1e-9)
+            assert found.update[k] == pytest.approx(
+                ((new - old).abs().amax(1) / old.abs().amax(1)).max().item(), rel=1e-9
+            )
+            assert found.thompson[k] == pytest.approx(
+                (new.log() - old.log()).abs().max().item(), rel=1e-9
+            )
         for k, state in enumerate(states):
             outputs = model.readout(state)
             gap = (state - end.state).abs().amax(1) / end.state.abs().amax(1)
@@ -64,7 +73,8 @@ class Halving(LinearAverage):
         return torch.full((3, 1), math.e, dtype=torch.float64)
 
     def step(self, state: Tensor, context: Any) -> Tensor:
-        return state ** self.rates[:, None]  # log state shrinks by the rate: the Thompson metric contracts exactly so
+        # log state shrinks by the rate: the Thompson metric contracts exactly so
+        return state ** self.rates[:, None]
 
     def readout_of(self, state: Tensor) -> Tensor:
         return state
@@ -110,7 +120,9 @@ def test_a_non_finite_run_is_reported_and_cut() -> None:
     class Overflowing(Halving):
         rates = torch.tensor([0.5, 0.5, 3.0], dtype=torch.float64)
 
-    found = continue_iteration(Overflowing(1, 1).double(), three_nodes(), iterations=50, score=lambda outputs: 1.0)
+    found = continue_iteration(
+        Overflowing(1, 1).double(), three_nodes(), iterations=50, score=lambda outputs: 1.0
+    )
     assert found.status is Status.NON_FINITE
     assert not found.finite
     assert len(found.update) + 1 == len(found.score) < 50
@@ -134,7 +146,9 @@ def test_outputs_are_watched_when_the_state_is_not_exposed() -> None:
         context = model.prepare(graph)
         first = model.initial_state(context)
         old, new = model.readout(first), model.readout(model.step(first, context))
-    assert found.update[0] == pytest.approx(((new - old).abs().amax(1) / old.abs().amax(1)).max().item())
+    assert found.update[0] == pytest.approx(
+        ((new - old).abs().amax(1) / old.abs().amax(1)).max().item()
+    )
     assert found.state_discrepancy == ()
     assert len(found.prediction_discrepancy) == 5
 
@@ -147,7 +161,8 @@ def test_first_loss() -> None:
 
 def test_observed_rate() -> None:
     assert observed_rate([0.5**k for k in range(20)], 1e-16) == pytest.approx(0.5)
-    assert observed_rate([0.5**k for k in range(200)], 2.2e-16) == pytest.approx(0.5)  # rounding is left out
+    # rounding is left out
+    assert observed_rate([0.5**k for k in range(200)], 2.2e-16) == pytest.approx(0.5)
     assert observed_rate([1.0, 0.5], 1e-16) is None
     assert observed_rate([1.0, math.inf, 0.1, 0.1, 0.1], 1e-16) is None
 
@@ -156,7 +171,11 @@ def test_the_counterexample_from_two_starts() -> None:
     model = constant_sheaf_deq(torch.tensor([[1.0, -1.0], [-1.0, 1.0]], dtype=torch.float64))
     ends = [
         continue_iteration(
-            model, two_node_graph(), iterations=200, start=torch.tensor([row, row], dtype=torch.float64), tolerance=1e-10
+            model,
+            two_node_graph(),
+            iterations=200,
+            start=torch.tensor([row, row], dtype=torch.float64),
+            tolerance=1e-10,
         )
         for row in ([2.0, 0.1], [0.1, 2.0])
     ]
@@ -193,5 +212,6 @@ def test_undamped_steps_forget_a_far_start_at_once() -> None:
     mixed = continue_iteration(model, graph, iterations=3, start=far, damping=0.5, undamped=2)
     damped = continue_iteration(model, graph, iterations=3, start=far, damping=0.5)
     assert mixed.update[:2] == plain.update[:2]
-    assert mixed.update[2] == pytest.approx(plain.update[2])  # the residual at the same state, whatever share of it is taken
+    # the residual at the same state, whatever share of it is taken
+    assert mixed.update[2] == pytest.approx(plain.update[2])
     assert float(mixed.end.state.max()) < 20 < float(damped.end.state.max())

@@ -13,7 +13,9 @@ from sheafdeq.testing import LinearAverage, constant_sheaf_deq, two_node_graph
 def random_graph(n: int, e: int) -> Graph:
     draw = torch.Generator().manual_seed(0)
     edges = torch.randint(0, n, (2, e), generator=draw)
-    return Graph.build(torch.randn(n, 2, generator=draw, dtype=torch.float64), torch.cat([edges, edges.flip(0)], 1))
+    return Graph.build(
+        torch.randn(n, 2, generator=draw, dtype=torch.float64), torch.cat([edges, edges.flip(0)], 1)
+    )
 
 
 @pytest.mark.parametrize("n", [8, 60])  # formed in full, and by Arnoldi
@@ -22,7 +24,9 @@ def test_against_the_dense_jacobian(n: int) -> None:
     model = SheafDEQ(2, 3, 2, 4).double()
     state = model.run(graph, steps=40).solution.value.detach()  # type: ignore[union-attr]
     context = model.prepare(graph)
-    jacobian = torch.autograd.functional.jacobian(lambda h: model.step(h, context), state).reshape(state.numel(), -1)
+    jacobian = torch.autograd.functional.jacobian(lambda h: model.step(h, context), state).reshape(
+        state.numel(), -1
+    )
     expected = torch.linalg.eigvals(jacobian).abs().max().item()
     found = spectral_radius(model, graph, state, tolerance=1e-8)
     assert found.converged
@@ -47,8 +51,15 @@ def test_the_middle_fixed_point_of_the_counterexample_repels() -> None:
 
 
 def test_a_map_that_ignores_the_state_has_radius_zero() -> None:
-    graph = Graph.build(torch.zeros(300, 2, dtype=torch.float64), torch.zeros(2, 0, dtype=torch.int64))
-    assert spectral_radius(LinearAverage(2, 1).double(), graph, torch.zeros(300, 2, dtype=torch.float64)).radius == 0.0
+    graph = Graph.build(
+        torch.zeros(300, 2, dtype=torch.float64), torch.zeros(2, 0, dtype=torch.int64)
+    )
+    assert (
+        spectral_radius(
+            LinearAverage(2, 1).double(), graph, torch.zeros(300, 2, dtype=torch.float64)
+        ).radius
+        == 0.0
+    )
 
 
 def test_non_finite_states_are_refused_and_the_mode_is_restored() -> None:

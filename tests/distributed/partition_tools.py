@@ -34,9 +34,16 @@ LOCAL = [name for name in recurrences() if runs_in_parts(name)]
 
 
 def random_graph(
-    n: int = 40, e: int = 160, *, seed: int = 0, edge_dim: int = 0, graphs: int = 1, undirected: bool = False
+    n: int = 40,
+    e: int = 160,
+    *,
+    seed: int = 0,
+    edge_dim: int = 0,
+    graphs: int = 1,
+    undirected: bool = False,
 ) -> Graph:
-    """Directed, with self-loops, duplicates and an isolated last node in every graph of the batch."""
+    """Directed, with self-loops, duplicates and an isolated last node in every graph of the
+    batch."""
     draw = torch.Generator().manual_seed(seed)
     size = n // graphs
     columns = []

@@ -1,10 +1,12 @@
 """Network namespaces on one kernel, joined by a wire of our own that delays and loses packets.
 
-Each namespace has one tunnel device; a process in the middle reads IP packets from each, throws some away, and hands the
-others on after a delay. So the hosts share nothing but that wire, TCP sees real loss and delay, and no kernel module for
-traffic shaping is needed. Needs root, ``ip`` and ``/dev/net/tun``.
+Each namespace has one tunnel device; a process in the middle reads IP packets from each, throws
+some away, and hands the others on after a delay. So the hosts share nothing but that wire, TCP sees
+real loss and delay, and no kernel module for traffic shaping is needed. Needs root, ``ip`` and
+``/dev/net/tun``.
 
-    python slow_network.py NAME... --delay 0.02 --loss 0.01 --seconds 600      (runs the wire; ends when its parent does)
+    python slow_network.py NAME... --delay 0.02 --loss 0.01 --seconds 600      (runs the wire; ends
+    when its parent does)
 """
 
 from __future__ import annotations
@@ -95,7 +97,9 @@ def _tunnel(name: str, number: int) -> int:
         library.setns(home, CLONE_NEWNET)
         os.close(home)
         os.close(there)
-    subprocess.run(["ip", "-n", name, "addr", "add", f"{address(number)}/24", "dev", "wire"], check=True)
+    subprocess.run(
+        ["ip", "-n", name, "addr", "add", f"{address(number)}/24", "dev", "wire"], check=True
+    )
     subprocess.run(["ip", "-n", name, "link", "set", "wire", "up", "mtu", "9000"], check=True)
     return device
 
@@ -103,7 +107,9 @@ def _tunnel(name: str, number: int) -> int:
 def run_wire(names: list[str], delay: float, loss: float, seconds: float) -> None:
     """Forward packets until the time is over or the parent is gone."""
     devices = [_tunnel(name, number) for number, name in enumerate(names)]
-    of_address = {socket.inet_aton(address(number)): device for number, device in enumerate(devices)}
+    of_address = {
+        socket.inet_aton(address(number)): device for number, device in enumerate(devices)
+    }
     draw, waiting, count = random.Random(0), [], 0
     parent, deadline = os.getppid(), time.monotonic() + seconds
     print("ready", flush=True)

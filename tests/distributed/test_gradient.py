@@ -24,14 +24,30 @@ from sheafdeq.models.sheaf_deq import SheafDEQ
 from sheafdeq.solvers import Picard, Solution
 from sheafdeq.training.checkpoint import load_model
 
-UNROLLED = ["sheafdeq", "sheafdeq-no-norm", "graph-attn-deq", "loop-transformer", "appnp", "ignn", "strong-sheaf", "strong-attention"]
+UNROLLED = [
+    "sheafdeq",
+    "sheafdeq-no-norm",
+    "graph-attn-deq",
+    "loop-transformer",
+    "appnp",
+    "ignn",
+    "strong-sheaf",
+    "strong-attention",
+]
 
 
 def loss_of(outputs: Tensor) -> Tensor:
-    return outputs.log_softmax(1)[:, 0].mul(torch.linspace(0, 1, len(outputs), dtype=outputs.dtype)).sum() + outputs.square().mean()
+    return (
+        outputs.log_softmax(1)[:, 0]
+        .mul(torch.linspace(0, 1, len(outputs), dtype=outputs.dtype))
+        .sum()
+        + outputs.square().mean()
+    )
 
 
-def single(model: EquilibriumModel, graph: Graph, solver: Picard) -> tuple[float, dict[str, Tensor], Solution]:
+def single(
+    model: EquilibriumModel, graph: Graph, solver: Picard
+) -> tuple[float, dict[str, Tensor], Solution]:
     model.zero_grad()
     output = model.run(graph, solver=solver)
     loss = loss_of(output.logits)
@@ -42,7 +58,12 @@ def single(model: EquilibriumModel, graph: Graph, solver: Picard) -> tuple[float
 
 
 def parted(
-    model: EquilibriumModel, graph: Graph, solver: Picard, engine: Any = "in-process", parts: Any = 3, **options: Any
+    model: EquilibriumModel,
+    graph: Graph,
+    solver: Picard,
+    engine: Any = "in-process",
+    parts: Any = 3,
+    **options: Any,
 ) -> tuple[float, dict[str, Tensor], Solution]:
     model.zero_grad()
     model.solver = solver
@@ -51,14 +72,26 @@ def parted(
         loss = loss_of(output.logits)
         loss.backward()
     assert output.solution is not None
-    return float(loss.detach()), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}, output.solution
+    return (
+        float(loss.detach()),
+        {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None},
+        output.solution,
+    )
 
 
-def agree(one: tuple[float, dict[str, Tensor], Solution], many: tuple[float, dict[str, Tensor], Solution]) -> None:
+def agree(
+    one: tuple[float, dict[str, Tensor], Solution], many: tuple[float, dict[str, Tensor], Solution]
+) -> None:
     assert many[0] == pytest.approx(one[0], rel=1e-10)
     assert many[1].keys() == one[1].keys()
     for name, gradient in one[1].items():
-        torch.testing.assert_close(many[1][name], gradient, rtol=1e-8, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            many[1][name],
+            gradient,
+            rtol=1e-8,
+            atol=1e-10,
+            msg=lambda text, name=name: f"{name}: {text}",
+        )
     assert many[2].status is one[2].status
     assert many[2].steps == one[2].steps
 
@@ -68,10 +101,14 @@ def test_unrolled_gradients(name: str) -> None:
     model, graph = built(name), random_graph(40, 160, graphs=2)
     model.adjoint = adjoint_from("unrolled")
     solvers = [Picard(steps=5), Picard(steps=6, damping=0.6, undamped=1)]
-    if name in ("ignn", "appnp", "strong-sheaf", "strong-attention"):  # graphs that stop at steps of their own
+    # graphs that stop at steps of their own
+    if name in ("ignn", "appnp", "strong-sheaf", "strong-attention"):
         solvers.append(Picard(steps=200, tolerance=1e-3, stop_early=True))
     for solver in solvers:
-        agree(single(model, graph, solver), parted(model, graph, solver, parts=lambda g: torch.arange(g.num_nodes) % 3))
+        agree(
+            single(model, graph, solver),
+            parted(model, graph, solver, parts=lambda g: torch.arange(g.num_nodes) % 3),
+        )
 
 
 @pytest.mark.parametrize("name", ["ignn", "appnp", "strong-sheaf", "sheaf-cascade"])
@@ -118,7 +155,14 @@ def test_processes_and_a_death_in_each_pass() -> None:
                 loss.backward()
                 assert sum(team.journal.restarts) == 1
             assert output.solution is not None
-            agree(one, (float(loss.detach()), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}, output.solution))
+            agree(
+                one,
+                (
+                    float(loss.detach()),
+                    {n: p.grad for n, p in model.named_parameters() if p.grad is not None},
+                    output.solution,
+                ),
+            )
 
 
 def test_a_failed_backward_solve_is_said() -> None:
@@ -158,9 +202,34 @@ def test_bad_input_is_named() -> None:
         Partitioned(built("energygnn"))
 
 
-def test_the_train_command_in_parts_gives_the_scores_of_one_process(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    task = ["--task", "community", "--level", "7", "--task-set", "nodes=30", "--task-set", "k=3", "--task-set", "train_seeds=[42]"]
-    arguments = ["train", *task, "--task-set", "test_seeds=[100]", "--model", "ignn", "--epochs", "4", "--dtype", "float64", "--json"]
+def test_the_train_command_in_parts_gives_the_scores_of_one_process(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = [
+        "--task",
+        "community",
+        "--level",
+        "7",
+        "--task-set",
+        "nodes=30",
+        "--task-set",
+        "k=3",
+        "--task-set",
+        "train_seeds=[42]",
+    ]
+    arguments = [
+        "train",
+        *task,
+        "--task-set",
+        "test_seeds=[100]",
+        "--model",
+        "ignn",
+        "--epochs",
+        "4",
+        "--dtype",
+        "float64",
+        "--json",
+    ]
     found = []
     for more in ([], ["--parts", "3", "--engine", "in-process", "--save", str(tmp_path / "kept")]):
         assert main([*arguments, *more]) == 0

@@ -1,4 +1,5 @@
-"""Hosts that are really apart: three network namespaces, a Ray node in each, 20 ms of delay and 1 % loss between them.
+"""Hosts that are really apart: three network namespaces, a Ray node in each, 20 ms of delay and 1 %
+loss between them.
 
     make test-slow, or: pytest -m slow tests/distributed/test_hosts.py
 """
@@ -40,22 +41,27 @@ DRIVER = textwrap.dedent(
     graph = Graph.build(torch.randn(300, 3).double(), torch.cat([edges, edges.flip(0)], dim=1))
     model = SheafCascade(3, 2, 2, 4, levels=3).double().eval()
     with torch.no_grad():
-        exact = model.solve(model.prepare(graph), graph, solver=Picard(steps=5000, tolerance=1e-13, stop_early=True))
+        exact = model.solve(model.prepare(graph), graph, solver=Picard(steps=5000, tolerance=1e-13,
+        stop_early=True))
     seen = []
 
     def watch(team):
-        if mark != "-" and not seen and team.solve and all(len(c) > 2 for c in team.journal.courses):
+        if mark != "-" and not seen and team.solve and all(len(c) > 2 for c in
+        team.journal.courses):
             seen.append(True)
             print("running", flush=True)
             time.sleep(1.0)  # the other side pulls the plug now
 
     found = infer(model, graph, 4, mode="async", engine="ray", ray_address=address, steps=20000,
-                  tolerance=1e-13 if mark != "-" else 1e-9, pace=Pace(staleness=4, keep_every=5), state=True, watch=watch)
+                  tolerance=1e-13 if mark != "-" else 1e-9, pace=Pace(staleness=4, keep_every=5),
+                  state=True, watch=watch)
     distance = float(((found.solution.value - exact.value).abs() / exact.value.abs()).max())
-    print(json.dumps({"distance": distance, "status": found.solution.status.label, "restarts": found.record["restarts"],
-                      "staleness": found.record["largest_staleness"], "seconds": found.record["seconds"],
-                      "messages": found.record["messages"], "bytes": found.record["message_bytes"],
-                      "waiting": found.record["seconds_waiting"]}), flush=True)
+    print(json.dumps({"distance": distance, "status": found.solution.status.label, "restarts":
+    found.record["restarts"],
+                      "staleness": found.record["largest_staleness"], "seconds":
+                      found.record["seconds"], "messages": found.record["messages"], "bytes":
+                      found.record["message_bytes"], "waiting": found.record["seconds_waiting"]}),
+                      flush=True)
     """
 )
 
@@ -71,7 +77,15 @@ def hosts() -> Iterator[list[str]]:
     names = [f"sheafdeq-{os.getpid()}-{number}" for number in range(3)]
     make(names)
     wire = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("slow_network.py")), *names, "--delay", "0.02", "--loss", "0.01"],
+        [
+            sys.executable,
+            str(Path(__file__).with_name("slow_network.py")),
+            *names,
+            "--delay",
+            "0.02",
+            "--loss",
+            "0.01",
+        ],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -100,20 +114,50 @@ def environment(token: str) -> dict[str, str]:
 
 
 def ray_node(name: str, number: int, token: str, folder: str) -> None:
-    command = ["ip", "netns", "exec", name, sys.executable, "-m", "ray.scripts.scripts", "start", "--num-cpus", "1"]
-    command += ["--node-ip-address", address(number), "--disable-usage-stats", "--object-store-memory", "100000000"]
+    command = [
+        "ip",
+        "netns",
+        "exec",
+        name,
+        sys.executable,
+        "-m",
+        "ray.scripts.scripts",
+        "start",
+        "--num-cpus",
+        "1",
+    ]
+    command += [
+        "--node-ip-address",
+        address(number),
+        "--disable-usage-stats",
+        "--object-store-memory",
+        "100000000",
+    ]
     if number == 0:
-        command += ["--head", "--port", str(PORT), "--include-dashboard=false", "--temp-dir", folder]
+        command += [
+            "--head",
+            "--port",
+            str(PORT),
+            "--include-dashboard=false",
+            "--temp-dir",
+            folder,
+        ]
     else:
         command += ["--address", f"{address(0)}:{PORT}"]
-    done = subprocess.run(command, env=environment(token), capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, env=environment(token), capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-1500:]
 
 
 @pytest.mark.timeout(1800)
 def test_three_hosts_with_delay_and_loss_and_one_of_them_lost(hosts: list[str]) -> None:
     token = secrets.token_hex(32)
-    ping = subprocess.run(["ip", "netns", "exec", hosts[0], "ping", "-c", "3", address(1)], capture_output=True, text=True)
+    ping = subprocess.run(
+        ["ip", "netns", "exec", hosts[0], "ping", "-c", "3", address(1)],
+        capture_output=True,
+        text=True,
+    )
     if "min/avg/max" in ping.stdout:
         assert float(ping.stdout.rsplit("=", 1)[1].split("/")[1]) >= 40.0  # there and back
     with tempfile.TemporaryDirectory(prefix="sdq") as folder:
@@ -122,7 +166,17 @@ def test_three_hosts_with_delay_and_loss_and_one_of_them_lost(hosts: list[str]) 
         results = []
         for mark in ("-", "kill"):
             driver = subprocess.Popen(
-                ["ip", "netns", "exec", hosts[0], sys.executable, "-c", DRIVER, f"{address(0)}:{PORT}", mark],
+                [
+                    "ip",
+                    "netns",
+                    "exec",
+                    hosts[0],
+                    sys.executable,
+                    "-c",
+                    DRIVER,
+                    f"{address(0)}:{PORT}",
+                    mark,
+                ],
                 env=environment(token),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

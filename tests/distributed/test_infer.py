@@ -1,4 +1,5 @@
-"""Synchronous and asynchronous equilibria in parts, in process and in processes, disturbed and not."""
+"""Synchronous and asynchronous equilibria in parts, in process and in processes, disturbed and
+not."""
 
 from __future__ import annotations
 
@@ -56,21 +57,36 @@ def alive(pid: int) -> bool:
 
 @pytest.mark.parametrize("name", LOCAL)
 def test_synchronous_parts_solve_as_one_process_does(name: str) -> None:
-    """Status, steps of every graph, residuals and outputs; a batch of graphs that finish at different times."""
+    """Status, steps of every graph, residuals and outputs; a batch of graphs that finish at
+    different times."""
     model, graph = built(name), random_graph(60, 200, graphs=3)
     for solver in (
         Picard(steps=12, tolerance=1e-6),
-        Picard(steps=300, tolerance=1e-8, stop_early=True, damping=0.7, undamped=2, distance=model.solver.distance),
+        Picard(
+            steps=300,
+            tolerance=1e-8,
+            stop_early=True,
+            damping=0.7,
+            undamped=2,
+            distance=model.solver.distance,
+        ),
     ):
         expected, outputs = reference(model, graph, solver)
-        found = infer(model, graph, torch.arange(60) % 4, engine="in-process", solver=solver, state=True)
+        found = infer(
+            model, graph, torch.arange(60) % 4, engine="in-process", solver=solver, state=True
+        )
         assert found.solution.status is expected.status
         assert found.solution.graph_status == expected.graph_status
         assert found.solution.graph_steps.tolist() == expected.graph_steps.tolist()
         assert found.solution.evaluations == expected.evaluations
         torch.testing.assert_close(found.solution.value, expected.value, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(found.outputs, outputs, rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(torch.tensor(found.solution.residuals), torch.tensor(expected.residuals), rtol=1e-5, atol=1e-12)
+        torch.testing.assert_close(
+            torch.tensor(found.solution.residuals),
+            torch.tensor(expected.residuals),
+            rtol=1e-5,
+            atol=1e-12,
+        )
 
 
 def test_where_sums_keep_their_order_the_numbers_are_bitwise_those_of_one_process() -> None:
@@ -87,7 +103,9 @@ def test_a_start_of_ones_own_and_no_steps() -> None:
     model, graph = built("ignn"), random_graph()
     start = torch.rand(40, 6, dtype=torch.float64)
     solver = Picard(steps=0, tolerance=1e-6)
-    found = infer(model, graph, 3, engine="in-process", solver=solver, initial_state=start, state=True)
+    found = infer(
+        model, graph, 3, engine="in-process", solver=solver, initial_state=start, state=True
+    )
     assert torch.equal(found.solution.value, start)
     assert found.solution.status is Status.MAX_STEPS
 
@@ -135,9 +153,19 @@ def test_every_schedule_ends_at_the_equilibrium(name: str, staleness: int) -> No
     assert yardstick is not None
     for seed, faults in enumerate((Faults(), Faults(loss=0.4, duplication=0.3, delay=6, seed=1))):
         found = infer(
-            model, graph, torch.arange(50) % 4, mode="async", engine="in-process", seed=seed, faults=faults, steps=3000,
-            tolerance=1e-9, pace=Pace(staleness=staleness, report_seconds=0.0), yardstick=yardstick, state=True,
-        )  # fmt: skip
+            model,
+            graph,
+            torch.arange(50) % 4,
+            mode="async",
+            engine="in-process",
+            seed=seed,
+            faults=faults,
+            steps=3000,
+            tolerance=1e-9,
+            pace=Pace(staleness=staleness, report_seconds=0.0),
+            yardstick=yardstick,
+            state=True,
+        )
         assert found.solution.status is Status.CONVERGED
         assert found.record["largest_staleness"] <= staleness
         assert found.record["late_reads"] == 0
@@ -147,7 +175,11 @@ def test_every_schedule_ends_at_the_equilibrium(name: str, staleness: int) -> No
         for level, (mine, theirs) in enumerate(
             zip(found.solution.value.chunk(levels, 1), exact.value.chunk(levels, 1), strict=True)
         ):
-            difference = (mine.log() - theirs.log()).abs() if yardstick.metric == "thompson" else (mine - theirs).abs()
+            difference = (
+                (mine.log() - theirs.log()).abs()
+                if yardstick.metric == "thompson"
+                else (mine - theirs).abs()
+            )
             if yardstick.metric == "block":
                 difference = difference.norm(dim=1, keepdim=True)
             if yardstick.weights is not None:
@@ -156,7 +188,8 @@ def test_every_schedule_ends_at_the_equilibrium(name: str, staleness: int) -> No
 
 
 def test_the_residual_is_that_of_the_returned_state() -> None:
-    """The snapshot is exact: one evaluation of the whole map at the returned state gives the same number."""
+    """The snapshot is exact: one evaluation of the whole map at the returned state gives the same
+    number."""
     model, graph = built("sheafdeq"), random_graph(50, 160, undirected=True)
     found = infer(
         model, graph, 4, mode="async", engine="in-process", steps=30, tolerance=1e-14,
@@ -200,7 +233,9 @@ def test_a_model_that_never_settles_says_so() -> None:
 
     graph = random_graph()
     model = Swinging(3, 1).double()
-    found = infer(model, graph, 3, mode="async", engine="in-process", steps=500, pace=Pace(report_seconds=0.0))
+    found = infer(
+        model, graph, 3, mode="async", engine="in-process", steps=500, pace=Pace(report_seconds=0.0)
+    )
     assert found.solution.status in (Status.STAGNATED, Status.MAX_STEPS)
     assert found.solution.residual > 1e-3
     assert found.record["bound"]["known"].startswith("only the residual")
@@ -268,7 +303,15 @@ def test_processes_that_are_killed_come_back(mode: str) -> None:
             team.engine.kill(draw.randrange(team.count))
 
     found = infer(
-        model, graph, 3, mode=mode, engine="local", solver=solver, pace=Pace(staleness=4), state=True, watch=killer
+        model,
+        graph,
+        3,
+        mode=mode,
+        engine="local",
+        solver=solver,
+        pace=Pace(staleness=4),
+        state=True,
+        watch=killer,
     )
     assert found.solution.status is Status.CONVERGED
     assert found.record["restarts"] >= 1
@@ -280,9 +323,17 @@ def test_faults_between_processes() -> None:
     model, graph = built("ignn"), random_graph(80, 300, undirected=True)
     exact, _ = reference(model, graph, Picard(steps=5000, tolerance=1e-13, stop_early=True))
     found = infer(
-        model, graph, 3, mode="async", engine="local", steps=3000, tolerance=1e-9, faults=Faults(0.3, 0.2, 4),
-        pace=Pace(staleness=1, slowdown={0: 50.0}), state=True,
-    )  # fmt: skip
+        model,
+        graph,
+        3,
+        mode="async",
+        engine="local",
+        steps=3000,
+        tolerance=1e-9,
+        faults=Faults(0.3, 0.2, 4),
+        pace=Pace(staleness=1, slowdown={0: 50.0}),
+        state=True,
+    )
     assert found.solution.status is Status.CONVERGED
     assert found.record["largest_staleness"] <= 1
     torch.testing.assert_close(found.solution.value, exact.value, rtol=1e-6, atol=1e-7)
@@ -304,7 +355,8 @@ def test_a_killed_driver_leaves_nobody_behind(tmp_path: Any) -> None:
             if __name__ == "__main__":
                 torch.manual_seed(0)
                 graph = Graph.build(torch.randn(50, 3), torch.randint(0, 50, (2, 200)))
-                infer(LinearAverage(3, 1), graph, 3, mode="async", steps=10**9, tolerance=1e-30, watch=watch)
+                infer(LinearAverage(3, 1), graph, 3, mode="async", steps=10**9, tolerance=1e-30,
+                watch=watch)
             """
         )
     )
@@ -328,7 +380,8 @@ def test_a_killed_driver_leaves_nobody_behind(tmp_path: Any) -> None:
     assert not [pid for pid in pids if alive(pid)]
 
 
-# ---------------------------------------------------------------------- parts from files, odd shapes
+# ---------------------------------------------------------------------- parts from files, odd
+# shapes
 
 
 def test_parts_from_files_need_no_whole_graph(tmp_path: Any) -> None:
@@ -347,7 +400,9 @@ def test_parts_from_files_need_no_whole_graph(tmp_path: Any) -> None:
 
 
 def shapes() -> dict[str, tuple[Graph, Tensor]]:
-    lonely = Graph.build(torch.randn(4, 3, dtype=torch.float64), torch.empty(2, 0, dtype=torch.int64))
+    lonely = Graph.build(
+        torch.randn(4, 3, dtype=torch.float64), torch.empty(2, 0, dtype=torch.int64)
+    )
     path = torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 5]])
     line = Graph.build(torch.randn(6, 3, dtype=torch.float64), path)
     return {
@@ -399,7 +454,12 @@ def test_bad_input_is_named_before_work_starts() -> None:
         (lambda: infer(model, graph, 2, solver=Anderson(steps=5)), "use Picard"),
         (lambda: infer(model, random_graph().to(torch.float32), 2), "float32"),
         (lambda: infer_parts(model, []), "no parts"),
-        (lambda: infer(model, graph, 2, mode="async", engine="in-process", pace=Pace(slowdown={7: 2.0})), "no part 7"),
+        (
+            lambda: infer(
+                model, graph, 2, mode="async", engine="in-process", pace=Pace(slowdown={7: 2.0})
+            ),
+            "no part 7",
+        ),
         (lambda: Pace(staleness=-1), "staleness"),
         (lambda: Pace(on_late="hope"), "on_late"),
         (lambda: Pace(slowdown={0: 0.5}), "at least 1"),
@@ -414,7 +474,12 @@ def test_a_worker_of_another_version_is_refused() -> None:
     class Older(InProcess):
         def revive(self, part: int) -> None:
             super().revive(part)
-            self.events[-1] = (part, Message("hello", {"sheafdeq": "0.0.1", "torch": torch.__version__, "python": "3.11"}))
+            self.events[-1] = (
+                part,
+                Message(
+                    "hello", {"sheafdeq": "0.0.1", "torch": torch.__version__, "python": "3.11"}
+                ),
+            )
 
     with pytest.raises(WorkerError, match=r"runs sheafdeq 0\.0\.1"):
         infer(built("ignn"), random_graph(), 2, engine=Older)
@@ -426,7 +491,11 @@ def test_an_error_in_a_worker_reaches_the_caller() -> None:
             raise RuntimeError("on purpose")
 
     with pytest.raises(WorkerError, match=r"part \d: RuntimeError: on purpose"):
-        infer_parts(Failing(3, 1).double(), cut_graph(random_graph(), torch.arange(40) % 2), engine="in-process")
+        infer_parts(
+            Failing(3, 1).double(),
+            cut_graph(random_graph(), torch.arange(40) % 2),
+            engine="in-process",
+        )
 
 
 def test_messages_are_not_executed(tmp_path: Any) -> None:
@@ -442,15 +511,27 @@ def test_messages_are_not_executed(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_time_can_be_over(mode: str) -> None:
-    """A slow part, half a second: the state that is returned is the one whose residual is reported."""
+    """A slow part, half a second: the state that is returned is the one whose residual is
+    reported."""
     model, graph = built("ignn"), random_graph(50, 160, undirected=True)
     begun = time.monotonic()
     found = infer(
-        model, graph, 3, mode=mode, engine="in-process", steps=10**6, tolerance=1e-30, seconds=0.5, slowdown={0: 300.0}, state=True,
+        model,
+        graph,
+        3,
+        mode=mode,
+        engine="in-process",
+        steps=10**6,
+        tolerance=1e-30,
+        seconds=0.5,
+        slowdown={0: 300.0},
+        state=True,
         pace=Pace(report_seconds=0.0),
-    )  # fmt: skip
+    )
     assert time.monotonic() - begun < 30
     assert found.solution.status is Status.MAX_STEPS
     with torch.no_grad():
-        residual = model.solver.stopping.distance(model.step(found.solution.value, model.prepare(graph)), found.solution.value)
+        residual = model.solver.stopping.distance(
+            model.step(found.solution.value, model.prepare(graph)), found.solution.value
+        )
     assert float(residual.max()) == pytest.approx(found.solution.residual, rel=1e-6, abs=1e-15)

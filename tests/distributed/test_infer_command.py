@@ -14,7 +14,11 @@ from sheafdeq.cli import main
 from sheafdeq.cli.subject import load_subject
 from sheafdeq.records import read_sealed
 
-TASK = {"name": "community", "level": 7, "options": {"nodes": 30, "k": 3, "train_seeds": [42], "test_seeds": [100, 101]}}
+TASK = {
+    "name": "community",
+    "level": 7,
+    "options": {"nodes": 30, "k": 3, "train_seeds": [42], "test_seeds": [100, 101]},
+}
 
 
 @pytest.fixture(scope="module")
@@ -31,11 +35,38 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_outputs_record_and_figure(runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: str) -> None:
+def test_outputs_record_and_figure(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: str
+) -> None:
     pytest.importorskip("matplotlib")
-    arguments = ["infer", str(runs["ignn"]), "--parts", "3", "--mode", mode, "--engine", "in-process", "--tolerance", "1e-5"]
+    arguments = [
+        "infer",
+        str(runs["ignn"]),
+        "--parts",
+        "3",
+        "--mode",
+        mode,
+        "--engine",
+        "in-process",
+        "--tolerance",
+        "1e-5",
+    ]
     outputs, figure = tmp_path / "o.npz", tmp_path / "f.png"
-    assert main([*arguments, "--json", "--output", str(outputs), "--out", str(tmp_path / "r"), "--figure", str(figure)]) == 0
+    assert (
+        main(
+            [
+                *arguments,
+                "--json",
+                "--output",
+                str(outputs),
+                "--out",
+                str(tmp_path / "r"),
+                "--figure",
+                str(figure),
+            ]
+        )
+        == 0
+    )
     printed = json.loads(capsys.readouterr().out)
     (stored,) = (tmp_path / "r").glob("*.json")
     assert read_sealed(stored)["command"] == printed["command"]
@@ -56,17 +87,43 @@ def test_outputs_record_and_figure(runs: dict[str, Path], tmp_path: Path, capsys
     assert len(rows) == 1 + len(whole)
 
 
-def test_a_graph_of_ones_own_and_an_assignment(runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_graph_of_ones_own_and_an_assignment(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     x = np.random.default_rng(0).normal(size=(6, 2)).astype(np.float32)
     edges = np.array([[0, 1, 2, 3, 4], [1, 2, 3, 4, 5]])
     np.savez(tmp_path / "g.npz", x=x, edge_index=edges)
-    (tmp_path / "n.csv").write_text("node,a,b\n" + "".join(f"v{k},{row[0]},{row[1]}\n" for k, row in enumerate(x)))
+    (tmp_path / "n.csv").write_text(
+        "node,a,b\n" + "".join(f"v{k},{row[0]},{row[1]}\n" for k, row in enumerate(x))
+    )
     (tmp_path / "e.csv").write_text("source,target\n" + "".join(f"v{u},v{v}\n" for u, v in edges.T))
     (tmp_path / "parts.txt").write_text("0 0 1 1 2 2")
     found = []
-    for graph in (["--npz", str(tmp_path / "g.npz")], ["--nodes", str(tmp_path / "n.csv"), "--edges", str(tmp_path / "e.csv")]):
-        arguments = [*graph, "--undirected", "--assignment", str(tmp_path / "parts.txt"), "--engine", "in-process"]
-        assert main(["infer", str(runs["ignn"]), *arguments, "--output", str(tmp_path / "o.npz"), "--json"]) == 0
+    for graph in (
+        ["--npz", str(tmp_path / "g.npz")],
+        ["--nodes", str(tmp_path / "n.csv"), "--edges", str(tmp_path / "e.csv")],
+    ):
+        arguments = [
+            *graph,
+            "--undirected",
+            "--assignment",
+            str(tmp_path / "parts.txt"),
+            "--engine",
+            "in-process",
+        ]
+        assert (
+            main(
+                [
+                    "infer",
+                    str(runs["ignn"]),
+                    *arguments,
+                    "--output",
+                    str(tmp_path / "o.npz"),
+                    "--json",
+                ]
+            )
+            == 0
+        )
         record = json.loads(capsys.readouterr().out)
         assert record["score"] is None
         assert record["nodes"] == 6
@@ -75,7 +132,9 @@ def test_a_graph_of_ones_own_and_an_assignment(runs: dict[str, Path], tmp_path: 
     np.testing.assert_allclose(found[0], found[1], atol=1e-5)
 
 
-def test_a_horizon_is_enough_and_no_convergence_is_a_failure(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_horizon_is_enough_and_no_convergence_is_a_failure(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = ["infer", str(runs["ignn"]), "--engine", "in-process", "--no-bound", "--json"]
     assert main([*arguments, "--horizon", "3"]) == 0
     assert json.loads(capsys.readouterr().out)["solve"]["status"] == "maximum-steps"
@@ -83,7 +142,9 @@ def test_a_horizon_is_enough_and_no_convergence_is_a_failure(runs: dict[str, Pat
     assert json.loads(capsys.readouterr().out)["solve"]["steps"] == 3
 
 
-def test_mistakes_are_named(runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_named(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = str(runs["ignn"])
     (tmp_path / "short.txt").write_text("0 1")
     (tmp_path / "word.txt").write_text("zero")

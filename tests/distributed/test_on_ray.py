@@ -1,4 +1,5 @@
-"""Workers as Ray actors. Starting a cluster takes long, so these tests are slow ones: ``make test-slow``."""
+"""Workers as Ray actors. Starting a cluster takes long, so these tests are slow ones: ``make
+test-slow``."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ def test_actors_solve_and_come_back_when_killed(cluster: Any, mode: str) -> None
     solver = Picard(steps=5000, tolerance=1e-9, stop_early=True)
     with torch.no_grad():
         context = model.prepare(graph)
-        exact = model.solve(context, graph, solver=Picard(steps=5000, tolerance=1e-13, stop_early=True))
+        exact = model.solve(
+            context, graph, solver=Picard(steps=5000, tolerance=1e-13, stop_early=True)
+        )
     draw, last = random.Random(1), [0.0]
 
     def killer(team: Team) -> None:
@@ -60,14 +63,26 @@ def test_actors_solve_and_come_back_when_killed(cluster: Any, mode: str) -> None
             last[0] = time.monotonic()
             team.engine.kill(draw.randrange(team.count))
 
-    found = infer(model, graph, 3, mode=mode, engine="ray", solver=solver, pace=Pace(staleness=4), state=True, watch=killer)
+    found = infer(
+        model,
+        graph,
+        3,
+        mode=mode,
+        engine="ray",
+        solver=solver,
+        pace=Pace(staleness=4),
+        state=True,
+        watch=killer,
+    )
     assert found.solution.status is Status.CONVERGED
     assert found.record["restarts"] >= 1
     assert found.record["largest_staleness"] <= 4
     torch.testing.assert_close(found.solution.value, exact.value, rtol=1e-6, atol=1e-7)
 
 
-def test_an_error_in_an_actor_and_a_missing_package_are_named(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_an_actor_and_a_missing_package_are_named(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from sheafdeq.distributed import on_ray
 
     wanted = on_ray.versions()
@@ -112,7 +127,8 @@ def test_a_killed_driver_leaves_nothing_running(tmp_path: Path) -> None:
 
             torch.manual_seed(0)
             graph = Graph.build(torch.randn(50, 3), torch.randint(0, 50, (2, 200)))
-            infer(LinearAverage(3, 1), graph, 2, mode="async", engine="ray", steps=10**9, tolerance=1e-30, watch=watch)
+            infer(LinearAverage(3, 1), graph, 2, mode="async", engine="ray", steps=10**9,
+            tolerance=1e-30, watch=watch)
             """
         )
     )
@@ -143,7 +159,9 @@ def marked(mark: str) -> list[str]:
         if entry.name.isdigit():
             try:
                 if mark.encode() in (entry / "environ").read_bytes():
-                    found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:120])
+                    found.append(
+                        (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:120]
+                    )
             except OSError:
                 continue
     return found

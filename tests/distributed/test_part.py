@@ -27,7 +27,9 @@ def stepped(model: EquilibriumModel, parts: list[Part], state: Tensor) -> Tensor
 
 def positive_state(model: EquilibriumModel, graph: Graph, seed: int = 1) -> Tensor:
     start = model.initial_state(model.prepare(graph))
-    return torch.randn(start.shape, generator=torch.Generator().manual_seed(seed), dtype=start.dtype).exp()
+    return torch.randn(
+        start.shape, generator=torch.Generator().manual_seed(seed), dtype=start.dtype
+    ).exp()
 
 
 @pytest.mark.parametrize("name", LOCAL)
@@ -43,10 +45,14 @@ def test_parts_step_as_the_whole_graph_does(name: str) -> None:
             torch.arange(graph.num_nodes) % 7,  # scattered: nearly every row is a halo somewhere
             (torch.arange(graph.num_nodes) == 0).long(),  # a part of one node
         ):
-            torch.testing.assert_close(stepped(model, cut_graph(graph, assignment), state), whole, rtol=0, atol=1e-12)
+            torch.testing.assert_close(
+                stepped(model, cut_graph(graph, assignment), state), whole, rtol=0, atol=1e-12
+            )
 
 
-@pytest.mark.parametrize("name", ["sheafdeq", "sheaf-cascade", "graph-attn-deq", "loop-transformer", "strong-sheaf"])
+@pytest.mark.parametrize(
+    "name", ["sheafdeq", "sheaf-cascade", "graph-attn-deq", "loop-transformer", "strong-sheaf"]
+)
 @torch.no_grad()
 def test_edge_features_travel(name: str) -> None:
     model = built(name, EDGED)
@@ -60,14 +66,27 @@ def test_edge_features_travel(name: str) -> None:
 @pytest.mark.parametrize("name", ["sheafdeq", "sheaf-cascade", "ignn", "appnp", "strong-sheaf"])
 @torch.no_grad()
 def test_without_the_degrees_of_the_halo_the_numbers_are_wrong(name: str) -> None:
-    """What the true degrees are for: a part that counts its own edges is caught by the test above."""
+    """What the true degrees are for: a part that counts its own edges is caught by the test
+    above."""
     model, graph = built(name), random_graph(e=400, undirected=True)
     state = positive_state(model, graph)
     parts = cut_graph(graph, torch.arange(graph.num_nodes) % 2)
     bare = []
     for part in parts:
         wrong = Graph(part.graph.x, part.graph.edge_index)
-        bare.append(Part(part.number, 2, wrong, part.nodes, part.halo, part.owners, part.readers, part.graph_of_own, 1))
+        bare.append(
+            Part(
+                part.number,
+                2,
+                wrong,
+                part.nodes,
+                part.halo,
+                part.owners,
+                part.readers,
+                part.graph_of_own,
+                1,
+            )
+        )
     whole = model.step(state, model.prepare(graph))
     assert (stepped(model, bare, state) - whole).abs().max() > 1e-3
 
@@ -77,14 +96,19 @@ def test_without_the_degrees_of_the_halo_the_numbers_are_wrong(name: str) -> Non
 def test_any_graph_any_assignment(seed: int, n: int, e: int, parts: int) -> None:
     draw = torch.Generator().manual_seed(seed)
     graph = Graph.build(
-        torch.randn(n, 3, generator=draw, dtype=torch.float64), torch.randint(0, n, (2, e), generator=draw)
+        torch.randn(n, 3, generator=draw, dtype=torch.float64),
+        torch.randint(0, n, (2, e), generator=draw),
     )
     parts = min(parts, n)
-    assignment = torch.cat([torch.arange(parts), torch.randint(0, parts, (n - parts,), generator=draw)])
+    assignment = torch.cat(
+        [torch.arange(parts), torch.randint(0, parts, (n - parts,), generator=draw)]
+    )
     team = cut_graph(graph, assignment[torch.randperm(n, generator=draw)])
     model = built("ignn")
     state = positive_state(model, graph, seed)
-    torch.testing.assert_close(stepped(model, team, state), model.step(state, model.prepare(graph)), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        stepped(model, team, state), model.step(state, model.prepare(graph)), rtol=0, atol=1e-12
+    )
     owned = torch.cat([part.nodes for part in team])
     assert torch.equal(owned.sort().values, torch.arange(n))
     for part in team:
@@ -102,7 +126,10 @@ def test_partitions_balance_and_cut_little() -> None:
     side = 40
     grid = torch.arange(side * side).view(side, side)
     edges = torch.cat(
-        [torch.stack([grid[:, 1:].flatten(), grid[:, :-1].flatten()]), torch.stack([grid[1:].flatten(), grid[:-1].flatten()])],
+        [
+            torch.stack([grid[:, 1:].flatten(), grid[:, :-1].flatten()]),
+            torch.stack([grid[1:].flatten(), grid[:-1].flatten()]),
+        ],
         dim=1,
     )
     graph = Graph.build(torch.zeros(side * side, 1), torch.cat([edges, edges.flip(0)], dim=1))
@@ -130,7 +157,12 @@ def test_odd_graphs_are_partitioned(method: str) -> None:
 
 def test_bad_input_is_named() -> None:
     graph = random_graph()
-    for parts, words in ((0, "positive integer"), (41, "at most 40"), (2.5, "positive integer"), (True, "positive integer")):
+    for parts, words in (
+        (0, "positive integer"),
+        (41, "at most 40"),
+        (2.5, "positive integer"),
+        (True, "positive integer"),
+    ):
         with pytest.raises(InputError, match=words):
             partition(graph, parts)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="unknown partition"):
@@ -156,6 +188,12 @@ def test_damaged_parts_are_refused(tmp_path) -> None:  # type: ignore[no-untyped
     part.save(path)
     assert torch.equal(Part.load(path).nodes, part.nodes)
     data = path.read_bytes()
-    for damaged in (b"", data[:20], data[:-5], b"x" * 100, data.replace(b"sheafdeq-part-1", b"sheafdeq-part-9")):
+    for damaged in (
+        b"",
+        data[:20],
+        data[:-5],
+        b"x" * 100,
+        data.replace(b"sheafdeq-part-1", b"sheafdeq-part-9"),
+    ):
         with pytest.raises(DataError):
             Part.from_bytes(damaged)

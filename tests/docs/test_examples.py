@@ -1,4 +1,5 @@
-"""Every Python block of every page runs as it stands, every command on it is one the command line takes, every link leads somewhere."""
+"""Every Python block of every page runs as it stands, every command on it is one the command line
+takes, every link leads somewhere."""
 
 import contextlib
 import re
@@ -16,7 +17,9 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
 
 
 def blocks(page: Path, language: str = "python") -> list[str]:
-    return [text for kind, text in FENCE.findall(page.read_text(encoding="utf-8")) if kind == language]
+    return [
+        text for kind, text in FENCE.findall(page.read_text(encoding="utf-8")) if kind == language
+    ]
 
 
 def commands(page: Path) -> list[str]:
@@ -25,7 +28,11 @@ def commands(page: Path) -> list[str]:
     for kind, text in FENCE.findall(page.read_text(encoding="utf-8")):
         if kind in ("", "console", "sh", "bash"):
             lines = text.replace("\\\n", " ").splitlines()
-            found += [line.removeprefix("$ ") for line in lines if line.removeprefix("$ ").startswith("sheafdeq ")]
+            found += [
+                line.removeprefix("$ ")
+                for line in lines
+                if line.removeprefix("$ ").startswith("sheafdeq ")
+            ]
     return found
 
 
@@ -53,13 +60,18 @@ def test_commands_are_understood(page, capsys, monkeypatch, tmp_path):
         with contextlib.suppress(SystemExit):
             parser.parse_args(words)
             continue
-        pytest.fail(f"{page.name}: {text!r} is not understood: {capsys.readouterr().err.splitlines()[-1]}")
+        pytest.fail(
+            f"{page.name}: {text!r} is not understood: {capsys.readouterr().err.splitlines()[-1]}"
+        )
 
 
 def test_the_documented_model_passes_the_contract(monkeypatch):
     module = types.ModuleType("documented_model")
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    exec(compile("\n".join(blocks(ROOT / "docs" / "adding_a_model.md")), "adding_a_model", "exec"), module.__dict__)
+    exec(
+        compile("\n".join(blocks(ROOT / "docs" / "adding_a_model.md")), "adding_a_model", "exec"),
+        module.__dict__,
+    )
     suite = module.TestAverageNet()
     suite.test_contract()
     suite.test_repr_and_reset()

@@ -1,4 +1,5 @@
-"""``sheafdeq evaluate``: a checkpoint on its task, on other graphs, on your own files, and on what it does not fit."""
+"""``sheafdeq evaluate``: a checkpoint on its task, on other graphs, on your own files, and on what
+it does not fit."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ from sheafdeq.training.loop import Trainer, judged
 
 SMALL = {"nodes": 30, "k": 3, "train_seeds": [1], "test_seeds": [2, 3]}
 TASK = {"name": "community", "level": 7, "options": SMALL}
-CASCADE = {"name": "sheaf-cascade", "options": {"levels": 2, "level_steps": 1, "channels": 2, "hidden": 4, "edge_hidden": 4}}
+CASCADE = {
+    "name": "sheaf-cascade",
+    "options": {"levels": 2, "level_steps": 1, "channels": 2, "hidden": 4, "edge_hidden": 4},
+}
 
 
 def stored(root: Path, model: object, task: object = TASK, **changes: object) -> Path:
@@ -38,7 +42,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "sheafdeq": stored(root, "sheafdeq"),
         "cascade": stored(root, CASCADE),
         "mlp": stored(root, "mlp"),
-        "differences": stored(root, "sheafdeq", {**TASK, "options": {**SMALL, "edge_inputs": "difference"}}),
+        "differences": stored(
+            root, "sheafdeq", {**TASK, "options": {**SMALL, "edge_inputs": "difference"}}
+        ),
         "counting": stored(root, "ignn", {"name": "counting", "options": {"chains": 5}}),
     }
 
@@ -52,7 +58,9 @@ def judge(capsys: pytest.CaptureFixture[str], *words: object) -> dict:
 def test_its_own_task_gives_the_recorded_scores(runs, name, capsys):
     result = judge(capsys, runs[name], "--split", "all")
     record = read_record(runs[name])
-    assert {split: part["score"] for split, part in result["splits"].items()} == pytest.approx(record.scores, rel=1e-6)
+    assert {split: part["score"] for split, part in result["splits"].items()} == pytest.approx(
+        record.scores, rel=1e-6
+    )
     assert result["run"] == record.id
     assert result["task"]["digest"] == record.task.digest
     assert (result["solves"] is None) == (name == "mlp")
@@ -76,16 +84,21 @@ def test_a_guaranteed_model_is_judged_at_rest(runs, capsys):
 
 
 def test_what_is_judged_is_the_equilibrium_itself(runs):
-    """One more step of the joint map changes nothing, for the cascade and for a single strong layer."""
+    """One more step of the joint map changes nothing, for the cascade and for a single strong
+    layer."""
     graph = load_task(**{**SMALL, "name": "community", "level": 7}).test.graph
     torch.manual_seed(1)
-    for model in (load(runs["cascade"]).model, StrongSheafDEQ(2, 3, channels=4, hidden=4, steps=2).eval()):
+    for model in (
+        load(runs["cascade"]).model,
+        StrongSheafDEQ(2, 3, channels=4, hidden=4, steps=2).eval(),
+    ):
         with torch.no_grad():
             output = judged(model, graph)
             context = model.prepare(graph)
             again = model.step(output.solution.value, context)
             torch.testing.assert_close(again, output.solution.value, rtol=3e-6, atol=0)
-            assert not torch.allclose(model.run(graph).logits, output.logits, rtol=1e-6, atol=0)  # too few steps
+            # too few steps
+            assert not torch.allclose(model.run(graph).logits, output.logits, rtol=1e-6, atol=0)
 
 
 def test_a_step_limit_is_told(runs):
@@ -96,7 +109,9 @@ def test_a_step_limit_is_told(runs):
 
 def test_fresh_graphs_are_other_graphs(runs, capsys):
     fresh = judge(capsys, runs["sheafdeq"], "--fresh")
-    by_hand = judge(capsys, runs["sheafdeq"], "--task-set", f"test_seeds={json.dumps(GRAPHS['fresh'])}")
+    by_hand = judge(
+        capsys, runs["sheafdeq"], "--task-set", f"test_seeds={json.dumps(GRAPHS['fresh'])}"
+    )
     other = judge(capsys, runs["sheafdeq"], "--validation-graphs")
     assert fresh["task"]["options"]["test_seeds"] == list(range(1000, 1010))
     assert other["task"]["options"]["test_seeds"] == list(range(200, 206))
@@ -111,10 +126,14 @@ def test_another_level(runs, capsys):
 
 
 def test_regression_keeps_the_units_it_was_trained_in(runs, capsys):
-    """The mean target of other chains is another number; the answers must not be multiplied by it."""
+    """The mean target of other chains is another number; the answers must not be multiplied by
+    it."""
     checkpoint = load(runs["counting"])
     other = load_task("counting", chains=8)
-    raw = checkpoint.model.run(other.test.graph).logits.detach() * load_task("counting", chains=5).output_scale
+    raw = (
+        checkpoint.model.run(other.test.graph).logits.detach()
+        * load_task("counting", chains=5).output_scale
+    )
     expected = other.metrics(raw / other.output_scale, other.test)
     result = judge(capsys, runs["counting"], "--task-set", "chains=8")
     assert result["splits"]["test"]["metrics"] == pytest.approx(expected, rel=1e-5)
@@ -126,9 +145,17 @@ def own_graph(path: Path, width: int = 2, classes: int = 3) -> Path:
     n = 12
     rng = np.random.default_rng(0)
     edges = np.array([[i, (i + 1) % n] for i in range(n)]).T
-    masks = {f"{part}_mask": np.arange(n) % 3 == k for k, part in enumerate(("train", "val", "test"))}
+    masks = {
+        f"{part}_mask": np.arange(n) % 3 == k for k, part in enumerate(("train", "val", "test"))
+    }
     file = path / f"own-{width}-{classes}.npz"
-    np.savez(file, x=rng.normal(size=(n, width)).astype(np.float32), edge_index=edges, y=np.arange(n) % classes, **masks)
+    np.savez(
+        file,
+        x=rng.normal(size=(n, width)).astype(np.float32),
+        edge_index=edges,
+        y=np.arange(n) % classes,
+        **masks,
+    )
     return file
 
 
@@ -136,7 +163,9 @@ def test_your_own_files(runs, tmp_path, capsys):
     result = judge(capsys, runs["cascade"], "--npz", own_graph(tmp_path), "--split", "all")
     assert result["splits"]["test"]["scored"] == 4
     assert result["label"] == "own"
-    (tmp_path / "nodes.csv").write_text("node,a,b,label,split\n0,0.1,0.2,x,train\n1,1,2,y,validation\n2,0,1,z,test\n")
+    (tmp_path / "nodes.csv").write_text(
+        "node,a,b,label,split\n0,0.1,0.2,x,train\n1,1,2,y,validation\n2,0,1,z,test\n"
+    )
     (tmp_path / "edges.csv").write_text("source,target\n0,1\n1,2\n")
     words = ["--nodes", tmp_path / "nodes.csv", "--edges", tmp_path / "edges.csv", "--undirected"]
     assert judge(capsys, runs["sheafdeq"], *words)["splits"]["test"]["scored"] == 1
@@ -177,13 +206,18 @@ def test_other_widths_and_kinds_of_own_files_are_refused(runs, tmp_path):
     from sheafdeq.data import task_from, task_from_npz
 
     checkpoint = load(runs["sheafdeq"])
-    for file, message in ((own_graph(tmp_path, width=4), "node features"), (own_graph(tmp_path, classes=2), "outputs")):
+    for file, message in (
+        (own_graph(tmp_path, width=4), "node features"),
+        (own_graph(tmp_path, classes=2), "outputs"),
+    ):
         with pytest.raises(IncompatibleError, match=message):
             evaluate_checkpoint(checkpoint, task_from_npz(file), command="")
     data = Graph.build(torch.randn(6, 2), torch.tensor([[0, 1], [1, 2]]))
     from torch_geometric.data import Data
 
-    masks = {f"{part}_mask": torch.arange(6) % 3 == k for k, part in enumerate(("train", "val", "test"))}
+    masks = {
+        f"{part}_mask": torch.arange(6) % 3 == k for k, part in enumerate(("train", "val", "test"))
+    }
     regression = task_from(Data(x=data.x, edge_index=data.edge_index, y=torch.randn(6, 3), **masks))
     with pytest.raises(IncompatibleError, match="trained for accuracy"):
         evaluate_checkpoint(checkpoint, regression, command="")
@@ -200,7 +234,8 @@ def test_a_folder_names_and_counts_what_it_leaves_out(runs, tmp_path, capsys):
     assert main(["evaluate", str(folder), "--fresh", "--json"]) == 1
     captured = capsys.readouterr()
     answer = json.loads(captured.out)
-    assert [result["model"]["name"] for result in answer["results"]] == ["mlp"]  # counting has no graph seeds to draw
+    # counting has no graph seeds to draw
+    assert [result["model"]["name"] for result in answer["results"]] == ["mlp"]
     assert len(answer["excluded"]) == 1
     assert "truncated or altered" in answer["excluded"][0]["error"]
     assert main(["evaluate", str(folder), "--model", "mlp", "--json"]) == 1

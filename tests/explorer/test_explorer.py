@@ -1,4 +1,5 @@
-"""The explorer without a browser: films are the model's own iterates, layouts are drawn once, pages are small and inert."""
+"""The explorer without a browser: films are the model's own iterates, layouts are drawn once, pages
+are small and inert."""
 
 import json
 import re
@@ -15,7 +16,13 @@ from sheafdeq.diagnostics import random_start
 from sheafdeq.distances import RELATIVE_SUP
 from sheafdeq.errors import InputError
 from sheafdeq.explorer import Actor, Scene, explore, film, film_late, layouts, write_page
-from sheafdeq.explorer.encode import linear_levels, packed, packed_over_time, residual_levels, unpacked
+from sheafdeq.explorer.encode import (
+    linear_levels,
+    packed,
+    packed_over_time,
+    residual_levels,
+    unpacked,
+)
 from sheafdeq.explorer.film import edge_matrices, key_frames
 from sheafdeq.explorer.layout import by_class, by_edges
 from sheafdeq.models import SheafCascade
@@ -53,7 +60,9 @@ def test_a_film_shows_the_models_own_iterates(scene, actor):
             image = model.step(state, context)
             outputs = model.readout(state, context)
             np.testing.assert_array_equal(shot.prediction[k], outputs.argmax(1).numpy())
-            np.testing.assert_allclose(shot.residual[k], RELATIVE_SUP(image, state).numpy(), rtol=1e-6)
+            np.testing.assert_allclose(
+                shot.residual[k], RELATIVE_SUP(image, state).numpy(), rtol=1e-6
+            )
             assert shot.score[k] == pytest.approx(float(outputs.mean()), rel=1e-4)
             state = image
     assert shot.frames == list(range(10))
@@ -177,7 +186,13 @@ def test_key_frames_are_dense_first_and_keep_both_ends():
 
 def test_layouts_fill_the_unit_square_and_repeat():
     graph = small_graph(60)
-    args = (graph.source.numpy(), graph.target.numpy(), 60, np.arange(60) % 3, graph.x.double().numpy())
+    args = (
+        graph.source.numpy(),
+        graph.target.numpy(),
+        60,
+        np.arange(60) % 3,
+        graph.x.double().numpy(),
+    )
     made = layouts(*args)
     assert set(made) == {"by class", "by the edges", "by the two features"}
     for name, points in made.items():
@@ -212,7 +227,11 @@ def test_odd_graphs_have_a_layout():
 
 
 def page_data(text):
-    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL).group(1))
+    return json.loads(
+        re.search(
+            r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL
+        ).group(1)
+    )
 
 
 def test_a_page_is_one_file_with_all_films(scene, actor, tmp_path):
@@ -230,7 +249,9 @@ def test_a_page_is_one_file_with_all_films(scene, actor, tmp_path):
     shot = film(scene, actor, iterations=12)
     low, high = first["states"]["low"], first["states"]["high"]
     clipped = shot.states.clip(low, high)
-    np.testing.assert_allclose(low + states / 63 * (high - low), clipped, atol=(high - low) / 126 + 1e-6)
+    np.testing.assert_allclose(
+        low + states / 63 * (high - low), clipped, atol=(high - low) / 126 + 1e-6
+    )
 
 
 def test_the_policy_admits_exactly_the_script_and_style_of_the_page(scene, actor, tmp_path):
@@ -264,7 +285,11 @@ def test_a_page_keeps_its_limit_or_says_what_to_do(scene, actor, tmp_path):
 def test_values_instead_of_classes(tmp_path):
     graph = small_graph()
     scene = Scene("values", graph, torch.linspace(-1, 1, graph.num_nodes), None, "r2")
-    data = page_data(explore(scene, [Actor("m", SheafDEQ(2, 1, 2, 4))], tmp_path / "page.html", iterations=4).read_text())
+    data = page_data(
+        explore(
+            scene, [Actor("m", SheafDEQ(2, 1, 2, 4))], tmp_path / "page.html", iterations=4
+        ).read_text()
+    )
     assert data["classes"] is None
     assert data["range"][0] < data["range"][1]
 

@@ -307,7 +307,8 @@ def test_what_stands_for_itself_exists():
 
 
 def test_importing_a_module_of_the_package_does_nothing_another_module_needs():
-    """Effects of a module count for its own definitions alone, so they may change its own objects alone."""
+    """Effects of a module count for its own definitions alone, so they may change its own objects
+    alone."""
     for module in _package_modules():
         for statement in (module.statements[index] for index in module.effects):
             if module.name == "sheafdeq.__main__" or "atexit.register" in ast.unparse(statement):

@@ -1,4 +1,5 @@
-"""The benchmark measures what it says: its peer is the same map, and its operation count is the kernel's."""
+"""The benchmark measures what it says: its peer is the same map, and its operation count is the
+kernel's."""
 
 from __future__ import annotations
 
@@ -25,7 +26,12 @@ def test_the_peer_is_the_same_map_with_the_same_gradients() -> None:
     ours = work.model.step(state, context)
     theirs = peer(state, context.drive, double.edge_index, incidence.degree, incidence.edge_weight)
     torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
-    parameters = [state, *work.model.source_maps.parameters(), *work.model.target_maps.parameters(), work.model.stalk_mixing]
+    parameters = [
+        state,
+        *work.model.source_maps.parameters(),
+        *work.model.target_maps.parameters(),
+        work.model.stalk_mixing,
+    ]
     weight = torch.randn_like(ours)
     for a, b in zip(
         torch.autograd.grad((ours * weight).sum(), parameters, retain_graph=True),
@@ -36,7 +42,8 @@ def test_the_peer_is_the_same_map_with_the_same_gradients() -> None:
 
 
 def test_operations_are_counted_by_hand_for_one_edge_and_node() -> None:
-    # d = q = h = 1: an edge costs 4 + 4 + 4 + 2 forward, 12 again, 8 + 4 + 16 + 4 backward; a node 8 + 2 + 2, and thrice that
+    # d = q = h = 1: an edge costs 4 + 4 + 4 + 2 forward, 12 again, 8 + 4 + 16 + 4 backward; a node
+    # 8 + 2 + 2, and thrice that
     count = operation_count(0, 1, 1, 1, 1, 1)
     assert (count["forward"], count["recomputed"], count["backward"]) == (14.0, 12.0, 32.0)
     count = operation_count(1, 0, 1, 1, 1, 2)
@@ -54,6 +61,12 @@ def test_unknown_flags_are_usage_errors(capsys: pytest.CaptureFixture[str]) -> N
 def test_quick_run_reports_every_key(capsys: pytest.CaptureFixture[str], tmp_path: object) -> None:
     assert main(["bench", "--quick", "--json", "--out", str(tmp_path)]) == 0
     result = json.loads(capsys.readouterr().out)
-    for key in ("speedup_over_pyg", "times_arithmetic_limit", "memory_ratio", "thread_scaling", "rows"):
+    for key in (
+        "speedup_over_pyg",
+        "times_arithmetic_limit",
+        "memory_ratio",
+        "thread_scaling",
+        "rows",
+    ):
         assert key in result
     assert {"pyg", "reference"} <= {row["name"] for row in result["rows"]}

@@ -1,4 +1,5 @@
-"""Blocks generated and multiplied by the native kernel against PyTorch, finite differences, and their own promises."""
+"""Blocks generated and multiplied by the native kernel against PyTorch, finite differences, and
+their own promises."""
 
 from __future__ import annotations
 
@@ -16,19 +17,36 @@ from sheafdeq.errors import InputError
 from sheafdeq.kernels import EdgeLayout, use_kernel
 from sheafdeq.kernels.blocks import native_blocks, native_gated_step, native_split_blocks
 from sheafdeq.kernels.native_module import native_module
-from sheafdeq.models.blocks import edge_product, gated_map, generate, generate_parts, incidence_of, propagate, reweighted
+from sheafdeq.models.blocks import (
+    edge_product,
+    gated_map,
+    generate,
+    generate_parts,
+    incidence_of,
+    propagate,
+    reweighted,
+)
 from sheafdeq.models.split import GATES, Gate
 from sheafdeq.recurrence import Incidence
 
 pytestmark = needs_native
 
 
-def draw(seed: int, dtype: torch.dtype, *shapes: tuple[int, ...], scale: float = 0.5) -> list[Tensor]:
+def draw(
+    seed: int, dtype: torch.dtype, *shapes: tuple[int, ...], scale: float = 0.5
+) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return [(scale * torch.randn(*shape, generator=generator, dtype=torch.float64)).to(dtype).requires_grad_() for shape in shapes]
+    return [
+        (scale * torch.randn(*shape, generator=generator, dtype=torch.float64))
+        .to(dtype)
+        .requires_grad_()
+        for shape in shapes
+    ]
 
 
-def generation(graph: Graph, d: int, h: int, seed: int, dtype: torch.dtype, bounded: bool) -> list[Tensor]:
+def generation(
+    graph: Graph, d: int, h: int, seed: int, dtype: torch.dtype, bounded: bool
+) -> list[Tensor]:
     n, e = graph.num_nodes, graph.num_edges
     tensors = draw(seed, dtype, (n, h), (n, h), (e, h), (2 * d * d, h), (2 * d * d,), (e, 2, d, d))
     return [*tensors[:5], tensors[5].detach().abs().requires_grad_()] if bounded else tensors[:5]
@@ -36,19 +54,31 @@ def generation(graph: Graph, d: int, h: int, seed: int, dtype: torch.dtype, boun
 
 def generated(tensors: list[Tensor], incidence: Incidence, sign: int = -1) -> Tensor:
     if len(tensors) > 5:
-        parts = [tensor for part in generate_parts(*tensors, incidence, sign=sign) for tensor in part]  # type: ignore[arg-type]
+        parts = [
+            tensor for part in generate_parts(*tensors, incidence, sign=sign) for tensor in part
+        ]  # type: ignore[arg-type]
     else:
         parts = list(generate(*tensors, incidence, sign=1, softening=1e-3))
     return torch.cat([tensor.reshape(-1) for tensor in parts])
 
 
-def stepping(graph: Graph, d: int, q: int, seed: int, dtype: torch.dtype, sizes: bool) -> list[Tensor]:
+def stepping(
+    graph: Graph, d: int, q: int, seed: int, dtype: torch.dtype, sizes: bool
+) -> list[Tensor]:
     n, e = graph.num_nodes, graph.num_edges
-    state, base, mixing, blocks, diagonal, stalk = draw(seed, dtype, (n, d * q), (n, d * q), (q, q), (e, d, d), (n, d, d), (d, d))
+    state, base, mixing, blocks, diagonal, stalk = draw(
+        seed, dtype, (n, d * q), (n, d * q), (q, q), (e, d, d), (n, d, d), (d, d)
+    )
     tensors = [state.detach().exp().requires_grad_(), base, mixing, blocks, diagonal]
     if sizes:
         tensors[3:] = [x.detach().abs().requires_grad_() for x in tensors[3:]]
-        tensors += [stalk, *(x.detach().abs().requires_grad_() for x in draw(seed + 1, dtype, (e, d, d), (n, d, d)))]
+        tensors += [
+            stalk,
+            *(
+                x.detach().abs().requires_grad_()
+                for x in draw(seed + 1, dtype, (e, d, d), (n, d, d))
+            ),
+        ]
     return tensors
 
 
@@ -81,7 +111,8 @@ graphs = st.builds(
 
 
 def build(recipe: tuple[int, int, int, bool], dtype: torch.dtype) -> Graph:
-    """Random edges, self-loops and parallel edges among them; with a hub, every edge ends in node 0 and others are isolated."""
+    """Random edges, self-loops and parallel edges among them; with a hub, every edge ends in node 0
+    and others are isolated."""
     n, e, seed, hub = recipe
     graph = random_graph(n, e, seed, dtype)
     if not hub:
@@ -92,7 +123,13 @@ def build(recipe: tuple[int, int, int, bool], dtype: torch.dtype) -> Graph:
 
 
 @settings(max_examples=25, deadline=None)
-@given(recipe=graphs, d=st.sampled_from([1, 2, 3, 4, 5]), h=st.integers(1, 18), bounded=st.booleans(), double=st.booleans())
+@given(
+    recipe=graphs,
+    d=st.sampled_from([1, 2, 3, 4, 5]),
+    h=st.integers(1, 18),
+    bounded=st.booleans(),
+    double=st.booleans(),
+)
 def test_generated_blocks_agree(recipe: Any, d: int, h: int, bounded: bool, double: bool) -> None:
     dtype = torch.float64 if double else torch.float32
     graph = build(recipe, dtype)
@@ -115,7 +152,9 @@ def test_generated_blocks_agree(recipe: Any, d: int, h: int, bounded: bool, doub
     sizes=st.booleans(),
     double=st.booleans(),
 )
-def test_gated_steps_agree(recipe: Any, d: int, q: int, gate: str, sizes: bool, double: bool) -> None:
+def test_gated_steps_agree(
+    recipe: Any, d: int, q: int, gate: str, sizes: bool, double: bool
+) -> None:
     dtype = torch.float64 if double else torch.float32
     graph = build(recipe, dtype)
     tensors = stepping(graph, d, q, recipe[2], dtype, sizes)
@@ -136,14 +175,22 @@ def test_plain_product_is_the_edge_form(d: int, q: int) -> None:
         blocks, diagonal, values = tensors
         return edge_product(blocks, values[graph.source], incidence) + diagonal @ values
 
-    assert disagreement(results(function, [blocks, diagonal, values]), results(plain, [blocks, diagonal, values])) < 1e-11
+    assert (
+        disagreement(
+            results(function, [blocks, diagonal, values]),
+            results(plain, [blocks, diagonal, values]),
+        )
+        < 1e-11
+    )
 
 
 @pytest.mark.parametrize("bounded", [False, True])
 def test_generation_passes_gradcheck(bounded: bool) -> None:
     graph = random_graph(5, 11, 1)
     tensors = generation(graph, 2, 3, 1, torch.float64, bounded)
-    assert torch.autograd.gradcheck(lambda *inputs: generated(list(inputs), incidence_of(graph)), tensors, atol=1e-6)
+    assert torch.autograd.gradcheck(
+        lambda *inputs: generated(list(inputs), incidence_of(graph)), tensors, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("gate", sorted(GATES))
@@ -151,7 +198,9 @@ def test_generation_passes_gradcheck(bounded: bool) -> None:
 def test_gated_step_passes_gradcheck(gate: str, sizes: bool) -> None:
     graph = random_graph(5, 11, 2)
     tensors = stepping(graph, 2, 3, 2, torch.float64, sizes)
-    assert torch.autograd.gradcheck(lambda *inputs: stepped(list(inputs), incidence_of(graph), GATES[gate]), tensors, atol=1e-6)
+    assert torch.autograd.gradcheck(
+        lambda *inputs: stepped(list(inputs), incidence_of(graph), GATES[gate]), tensors, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -164,13 +213,18 @@ def test_repeated_runs_are_bitwise_equal(threads: int) -> None:
     try:
         torch.set_num_threads(threads)
         first, second = (
-            results(generated, maps, incidence) + results(stepped, tensors, incidence, GATES["balance"]) for _ in range(2)
+            results(generated, maps, incidence)
+            + results(stepped, tensors, incidence, GATES["balance"])
+            for _ in range(2)
         )
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     with use_kernel("reference"):
-        theirs = results(generated, maps, incidence)[:1] + results(stepped, tensors, incidence, GATES["balance"])[:1]
+        theirs = (
+            results(generated, maps, incidence)[:1]
+            + results(stepped, tensors, incidence, GATES["balance"])[:1]
+        )
     assert disagreement([first[0], first[7]], theirs) < 1e-5
 
 
@@ -178,12 +232,18 @@ def test_every_instruction_set_agrees() -> None:
     module = native_module()
     assert module is not None
     graph = random_graph(9, 40, 4)
-    maps, tensors = generation(graph, 3, 9, 4, torch.float64, False), stepping(graph, 3, 5, 4, torch.float64, True)
+    maps, tensors = (
+        generation(graph, 3, 9, 4, torch.float64, False),
+        stepping(graph, 3, 5, 4, torch.float64, True),
+    )
     chosen = module.instruction_set()
     try:
         for name in module.instruction_sets():
             module.choose_instruction_set(name)
-            for function, inputs, options in ((generated, maps, ()), (stepped, tensors, (GATES["tanh"],))):
+            for function, inputs, options in (
+                (generated, maps, ()),
+                (stepped, tensors, (GATES["tanh"],)),
+            ):
                 ours, theirs = both(function, inputs, incidence_of(graph), *options)
                 assert disagreement(ours, theirs) < 1e-11
     finally:
@@ -235,12 +295,18 @@ def test_wrong_shapes_and_types_are_refused() -> None:
     with pytest.raises(InputError, match="float32"):
         native_blocks(*maps[:4], maps[4].float(), weight, layout, sign=1.0)
     values, base, blocks, diagonal = (
-        torch.ones(*shape, dtype=torch.float64) for shape in ((6, 2, 16), (6, 16), (20, 2, 2), (6, 2, 2))
+        torch.ones(*shape, dtype=torch.float64)
+        for shape in ((6, 2, 16), (6, 16), (20, 2, 2), (6, 2, 2))
     )
     native_gated_step(values, base, blocks, diagonal, None, layout, "tanh")
     for position in range(4):
-        broken = [tensor[:-1] if i == position else tensor for i, tensor in enumerate((values, base, blocks, diagonal))]
+        broken = [
+            tensor[:-1] if i == position else tensor
+            for i, tensor in enumerate((values, base, blocks, diagonal))
+        ]
         with pytest.raises(InputError):
             native_gated_step(*broken, None, layout, "tanh")
     with pytest.raises(InputError, match="entries"):
-        native_gated_step(values[..., :-1].contiguous(), base, blocks, diagonal, None, layout, "tanh")
+        native_gated_step(
+            values[..., :-1].contiguous(), base, blocks, diagonal, None, layout, "tanh"
+        )

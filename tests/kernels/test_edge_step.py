@@ -14,7 +14,15 @@ from torch import Tensor
 from sheafdeq import kernels
 from sheafdeq.data.graph import Graph
 from sheafdeq.errors import InputError
-from sheafdeq.kernels import EdgeLayout, Layers, StepOptions, StepWeights, Tables, native_available, use_kernel
+from sheafdeq.kernels import (
+    EdgeLayout,
+    Layers,
+    StepOptions,
+    StepWeights,
+    Tables,
+    native_available,
+    use_kernel,
+)
 from sheafdeq.kernels.native_module import native_module
 
 needs_native = pytest.mark.skipif(not native_available(), reason="the native kernel is not built")
@@ -45,7 +53,13 @@ def random_graph(n: int, e: int, seed: int, dtype: torch.dtype = torch.float64) 
 
 
 def step_arguments(
-    graph: Graph, d: int, q: int, h: int, seed: int = 0, edge_features: bool = False, dtype: torch.dtype = torch.float64
+    graph: Graph,
+    d: int,
+    q: int,
+    h: int,
+    seed: int = 0,
+    edge_features: bool = False,
+    dtype: torch.dtype = torch.float64,
 ) -> list[Tensor | None]:
     generator = torch.Generator().manual_seed(seed)
 
@@ -61,7 +75,13 @@ def step_arguments(
 
 
 def table_arguments(
-    layout: EdgeLayout, d: int, q: int, h: int, seed: int, with_edges: bool, dtype: torch.dtype = torch.float64
+    layout: EdgeLayout,
+    d: int,
+    q: int,
+    h: int,
+    seed: int,
+    with_edges: bool,
+    dtype: torch.dtype = torch.float64,
 ) -> list[Tensor | None]:
     generator = torch.Generator().manual_seed(seed)
 
@@ -84,8 +104,9 @@ def value_and_gradients(function: Any, tensors: list[Tensor | None], *options: A
 def disagreement(ours: list[Tensor], theirs: list[Tensor], d: int = 3) -> float:
     """Largest relative error, each tensor on its own, in the norm.
 
-    Gradients much smaller than the others (for d = 1, where a normalised map is a sign, those of the generators vanish) are
-    differences of larger numbers: their rounding is measured against the largest tensor.
+    Gradients much smaller than the others (for d = 1, where a normalised map is a sign, those of
+    the generators vanish) are differences of larger numbers: their rounding is measured against the
+    largest tensor.
     """
     floor = (1.0 if d == 1 else 0.1) * max((float(t.norm()) for t in theirs), default=1.0)
     worst = 0.0
@@ -111,7 +132,15 @@ def disagreement(ours: list[Tensor], theirs: list[Tensor], d: int = 3) -> float:
     dtype=st.sampled_from([torch.float32, torch.float64]),
 )
 def test_step_agrees_with_the_reference(
-    n: int, e: int, d: int, q: int, h: int, seed: int, edge_features: bool, pre_norm: bool, dtype: torch.dtype
+    n: int,
+    e: int,
+    d: int,
+    q: int,
+    h: int,
+    seed: int,
+    edge_features: bool,
+    pre_norm: bool,
+    dtype: torch.dtype,
 ) -> None:
     graph = random_graph(n, e, seed, dtype)
     tensors = step_arguments(graph, d, q, h, seed, edge_features, dtype)
@@ -122,7 +151,8 @@ def test_step_agrees_with_the_reference(
     if dtype == torch.float64:
         assert disagreement(ours, theirs, d) < 1e-11
         return
-    # In float32 a hidden unit within rounding of zero may fall on either side of the rectifier: compare with the exact value.
+    # In float32 a hidden unit within rounding of zero may fall on either side of the rectifier:
+    # compare with the exact value.
     assert disagreement(ours[:1], theirs[:1]) < 1e-5
     exact_tensors = [None if t is None else t.detach().double().requires_grad_() for t in tensors]
     exact = value_and_gradients(sheaf_step_reference, exact_tensors, *options)
@@ -131,7 +161,9 @@ def test_step_agrees_with_the_reference(
 
 @needs_native
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("instruction_set", native_module().instruction_sets() if native_available() else [])
+@pytest.mark.parametrize(
+    "instruction_set", native_module().instruction_sets() if native_available() else []
+)
 def test_every_instruction_set_and_many_blocks(dtype: torch.dtype, instruction_set: str) -> None:
     layout = EdgeLayout.of(random_graph(700, 9000, 1, dtype))
     tensors = table_arguments(layout, 3, 16, 48, 1, True, dtype)
@@ -144,7 +176,10 @@ def test_every_instruction_set_and_many_blocks(dtype: torch.dtype, instruction_s
         ours = value_and_gradients(sheaf_propagate, tensors, *options)
     finally:
         module.choose_instruction_set(before)
-    assert disagreement(ours, value_and_gradients(sheaf_propagate_reference, tensors, *options)) < TOLERANCE[dtype]
+    assert (
+        disagreement(ours, value_and_gradients(sheaf_propagate_reference, tensors, *options))
+        < TOLERANCE[dtype]
+    )
 
 
 @needs_native
@@ -264,7 +299,10 @@ def test_bitwise_repeatable_for_a_thread_count(threads: int) -> None:
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-    assert disagreement(first[:1], value_and_gradients(sheaf_step_reference, tensors, *options)[:1]) < 1e-5
+    assert (
+        disagreement(first[:1], value_and_gradients(sheaf_step_reference, tensors, *options)[:1])
+        < 1e-5
+    )
 
 
 @needs_native

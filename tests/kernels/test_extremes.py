@@ -1,4 +1,5 @@
-"""Numbers at the edges of what a float holds, in kernel and reference, judged in exact or higher precision."""
+"""Numbers at the edges of what a float holds, in kernel and reference, judged in exact or higher
+precision."""
 
 import copy
 from fractions import Fraction
@@ -22,19 +23,27 @@ KERNELS = [pytest.param("native", marks=needs_native), "reference"]
 
 def ring(n=8, f=3, dtype=torch.float32, seed=0):
     source = torch.arange(n)
-    edges = torch.stack([torch.cat([source, (source + 1) % n]), torch.cat([(source + 1) % n, source])])
-    return Graph.build(torch.randn(n, f, generator=torch.Generator().manual_seed(seed)).to(dtype), edges)
+    edges = torch.stack(
+        [torch.cat([source, (source + 1) % n]), torch.cat([(source + 1) % n, source])]
+    )
+    return Graph.build(
+        torch.randn(n, f, generator=torch.Generator().manual_seed(seed)).to(dtype), edges
+    )
 
 
-# ---------------------------------------------------------------------- cancellation in the split gates
+# ---------------------------------------------------------------------- cancellation in the split
+# gates
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("gate", sorted(GATES))
 @pytest.mark.parametrize("size", [1.0, 1e3, 1e6])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_float32_step_of_a_guaranteed_model_is_right_whatever_its_weights(seed, size, gate, kernel):
-    """y+ and y- from rounded p and g lost everything at weights of 1000: an exact residual of 1.47 was called converged."""
+def test_a_float32_step_of_a_guaranteed_model_is_right_whatever_its_weights(
+    seed, size, gate, kernel
+):
+    """y+ and y- from rounded p and g lost everything at weights of 1000: an exact residual of 1.47
+    was called converged."""
     torch.manual_seed(seed)
     graph = ring(seed=seed)
     model = StrongSheafDEQ(3, 2, 3, 8, gate=gate, shift=2.0, steps=300)
@@ -79,14 +88,21 @@ def test_attention_is_right_whatever_its_mixing(size):
         model.mixing.weight.mul_(size)
         state = torch.rand(8, 16) + 0.5
         image = model.step(state, model.prepare(graph))
-        exact = copy.deepcopy(model).double().step(state.double(), copy.deepcopy(model).double().prepare(graph.to(torch.float64)))
-    assert float(THOMPSON(image.double(), exact).max()) < 1e-4  # the products W V themselves are rounded
+        exact = (
+            copy.deepcopy(model)
+            .double()
+            .step(state.double(), copy.deepcopy(model).double().prepare(graph.to(torch.float64)))
+        )
+    # the products W V themselves are rounded
+    assert float(THOMPSON(image.double(), exact).max()) < 1e-4
 
 
 def test_two_parts_are_exact_and_share_the_slope_at_zero():
     values = torch.tensor([3.5, -2.25, 0.0, 1e-30, -1e30], dtype=torch.float64, requires_grad=True)
     plus, minus = two_parts(values)
-    assert [Fraction(p) - Fraction(m) for p, m in zip(plus.tolist(), minus.tolist(), strict=True)] == [Fraction(v) for v in values.tolist()]
+    assert [
+        Fraction(p) - Fraction(m) for p, m in zip(plus.tolist(), minus.tolist(), strict=True)
+    ] == [Fraction(v) for v in values.tolist()]
     assert bool(((plus == 0) | (minus == 0)).all())
     (slope,) = torch.autograd.grad(plus.sum() + 2 * minus.sum(), values)
     assert slope.tolist() == [1.0, -2.0, -0.5, 1.0, -2.0]
@@ -111,7 +127,10 @@ GUARANTEED = {
     "attention": lambda: StrongAttnDEQ(3, 2, 2, 4, steps=400),
     "cascade": lambda: SheafCascade(3, 2, 2, 4, levels=3),
 }
-STARTS = {torch.float32: (1e-45, 1e-30, 1e-24, 1.0, 1e18, 1e20, 3e38), torch.float64: (5e-324, 1e-200, 1e-165, 1.0, 1e160, 1.7e308)}
+STARTS = {
+    torch.float32: (1e-45, 1e-30, 1e-24, 1.0, 1e18, 1e20, 3e38),
+    torch.float64: (5e-324, 1e-200, 1e-165, 1.0, 1e160, 1.7e308),
+}
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -144,7 +163,15 @@ def test_one_step_from_far_outside_is_finite(kind, size):
         assert bool(torch.isfinite(image).all())
         assert bool((image > 0).all())
         exact = copy.deepcopy(model).double()
-        assert float(THOMPSON(image.double(), exact.step(state.double(), exact.prepare(graph.to(torch.float64)))).max()) < 1e-4
+        assert (
+            float(
+                THOMPSON(
+                    image.double(),
+                    exact.step(state.double(), exact.prepare(graph.to(torch.float64))),
+                ).max()
+            )
+            < 1e-4
+        )
 
 
 def test_rows_are_scaled_without_changing_a_bit():
@@ -157,14 +184,16 @@ def test_rows_are_scaled_without_changing_a_bit():
     assert scaled_rows(torch.zeros(2, 0)).shape == (2, 0)
 
 
-# ---------------------------------------------------------------------- overflow in the norms of maps
+# ---------------------------------------------------------------------- overflow in the norms of
+# maps
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("size", [1.0, 1e15, 1e18, 1e20, 1e30, 1e35])
 @needs_native
 def test_maps_of_unnormalised_states_do_not_overflow(size, dtype):
-    """Without pre-norm, squares of the raw maps overflowed from states of 1e18; the reference was finite."""
+    """Without pre-norm, squares of the raw maps overflowed from states of 1e18; the reference was
+    finite."""
     torch.manual_seed(5)
     size = size if dtype == torch.float32 else size**8
     model, graph = SheafDEQ(3, 2, 3, 8, pre_norm=False).to(dtype), ring(dtype=dtype, seed=5)
@@ -177,7 +206,11 @@ def test_maps_of_unnormalised_states_do_not_overflow(size, dtype):
     assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-4)
     gradients = []
     for result in (ours, theirs):
-        gradients.append(torch.autograd.grad(result.sum(), [state, *model.source_maps.parameters()], allow_unused=True))
+        gradients.append(
+            torch.autograd.grad(
+                result.sum(), [state, *model.source_maps.parameters()], allow_unused=True
+            )
+        )
     for mine, reference in zip(*gradients, strict=True):
         assert bool(torch.isfinite(mine).all())
         assert torch.allclose(mine, reference, rtol=1e-3, atol=1e-3 * float(reference.abs().max()))
@@ -218,7 +251,8 @@ def test_the_kernel_refuses_them_itself():
 
 
 def test_an_extension_of_other_sources_is_not_used(monkeypatch):
-    """Calls that do not fit would fail deep inside a model; the reference serves until it is built again."""
+    """Calls that do not fit would fail deep inside a model; the reference serves until it is built
+    again."""
     import importlib
     from types import SimpleNamespace
 

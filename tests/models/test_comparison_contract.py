@@ -22,12 +22,25 @@ TIGHT: dict[str, dict[str, Any]] = {
     "ignn": {"tolerance": 1e-13, "steps": 2000},
     "energygnn": {"tolerance": 1e-12, "steps": 2000},
 }
-SHEAF = ("sheafdeq", "sheafdeq-no-norm", "strong-sheaf", "strong-attention", "sheaf-cascade", "sheaf-relay")  # tested in files of their own
+# tested in files of their own
+SHEAF = (
+    "sheafdeq",
+    "sheafdeq-no-norm",
+    "strong-sheaf",
+    "strong-attention",
+    "sheaf-cascade",
+    "sheaf-relay",
+)
 VARIANTS = [
     *((name, {}) for name in MODELS if name not in (*SHEAF, "dnsd", "nsd")),
     ("graph-attn-deq", {"pre_norm": True}),
     ("eignn", {"self_loops": True, "normalise": True}),
-    *(("dnsd", {"maps": m, "activation": a, "gate": g}) for m in ("diagonal", "full") for a in ("tanh", "relu") for g in (True, False)),
+    *(
+        ("dnsd", {"maps": m, "activation": a, "gate": g})
+        for m in ("diagonal", "full")
+        for a in ("tanh", "relu")
+        for g in (True, False)
+    ),
     *(("nsd", {"maps": m}) for m in ("diagonal", "full", "orthogonal")),
 ]
 
@@ -37,7 +50,11 @@ def made(name: str, shape: Shape, options: dict[str, Any]) -> GraphModel:
     return build_model(name, shape, **{**TIGHT.get(name, {}), **options})
 
 
-@pytest.mark.parametrize(("name", "options"), VARIANTS, ids=lambda v: v if isinstance(v, str) else "-".join(map(str, v.values())))
+@pytest.mark.parametrize(
+    ("name", "options"),
+    VARIANTS,
+    ids=lambda v: v if isinstance(v, str) else "-".join(map(str, v.values())),
+)
 def test_contract(name: str, options: dict[str, Any]) -> None:
     model = made(name, SMALL, options)
     # A directed graph is iterated by EIGNN to 1e-6, so its outputs are exact to that only.
@@ -50,7 +67,9 @@ def test_contract_with_edge_features(name: str) -> None:
     model = made(name, EDGED, {})
     assert check_model(model)
     attributed = example_graphs(3, 2)[1]
-    changed = type(attributed)(attributed.x, attributed.edge_index, attributed.edge_attr + 1.0, None, 1)  # type: ignore[operator]
+    changed = type(attributed)(
+        attributed.x, attributed.edge_index, attributed.edge_attr + 1.0, None, 1
+    )  # type: ignore[operator]
     model = model.double().eval()
     with torch.no_grad():
         assert not torch.allclose(model.run(attributed).logits, model.run(changed).logits)
@@ -96,11 +115,17 @@ def test_parameter_counts(name: str, options: dict[str, Any], count: int) -> Non
 
 def test_counts_with_the_real_two_features_are_one_column_short() -> None:
     for name in ("mlp", "appnp", "ignn", "eignn", "graph-attn-deq", "loop-transformer", "dnsd"):
-        assert build_model(name, F3).num_parameters() - build_model(name, COMMUNITY).num_parameters() == 48
+        assert (
+            build_model(name, F3).num_parameters() - build_model(name, COMMUNITY).num_parameters()
+            == 48
+        )
 
 
 def test_loop_transformer_count_does_not_depend_on_the_number_of_loops() -> None:
-    counts = {build_model("loop-transformer", Shape(3, 3, None, 3, 16, steps)).num_parameters() for steps in (1, 20, 50)}
+    counts = {
+        build_model("loop-transformer", Shape(3, 3, None, 3, 16, steps)).num_parameters()
+        for steps in (1, 20, 50)
+    }
     assert counts == {21_843}
 
 
@@ -131,7 +156,14 @@ TASKS = {
 def test_five_epochs_on_a_small_task(name: str, task_name: str) -> None:
     task = load_task(task_name, **TASKS[task_name])
     size = task.dimensions
-    shape = Shape(task.in_channels, task.out_channels, task.edge_dim or None, size.stalk, size.channels, size.steps)
+    shape = Shape(
+        task.in_channels,
+        task.out_channels,
+        task.edge_dim or None,
+        size.stalk,
+        size.channels,
+        size.steps,
+    )
     torch.manual_seed(1)
     options = {"dropout": 0.0} if "dropout" in model_spec(name).options else {}
     model = build_model(name, shape, **options)

@@ -20,7 +20,12 @@ from sheafdeq.models.graph_attn_deq import GraphAttnDEQ
 from sheafdeq.models.ignn import IGNN, project_columns
 from sheafdeq.models.loop_transformer import LoopTransformer
 from sheafdeq.models.minimise import Blocks, conjugate_gradients, minimise
-from sheafdeq.models.neural_sheaf_diffusion import NeuralSheafDiffusion, SheafLayer, householder, inverse_square_root
+from sheafdeq.models.neural_sheaf_diffusion import (
+    NeuralSheafDiffusion,
+    SheafLayer,
+    householder,
+    inverse_square_root,
+)
 from sheafdeq.models.propagation import pattern_of
 from sheafdeq.models.spectrum import spectrum_of
 from sheafdeq.registry import Shape, build_model
@@ -31,8 +36,14 @@ def undirected(n: int = 10, seed: int = 0, features: int = 3, edge_dim: int | No
     generator = torch.Generator().manual_seed(seed)
     upper = torch.triu(torch.rand(n, n, generator=generator) < 0.35, diagonal=1).nonzero().T
     edges = torch.cat([upper, upper.flip(0)], dim=1)
-    attr = torch.rand(edges.shape[1], edge_dim, generator=generator, dtype=torch.float64) if edge_dim else None
-    return Graph.build(torch.randn(n, features, generator=generator, dtype=torch.float64), edges, attr)
+    attr = (
+        torch.rand(edges.shape[1], edge_dim, generator=generator, dtype=torch.float64)
+        if edge_dim
+        else None
+    )
+    return Graph.build(
+        torch.randn(n, features, generator=generator, dtype=torch.float64), edges, attr
+    )
 
 
 # ---------------------------------------------------------------------- APPNP
@@ -86,7 +97,8 @@ def test_projection_is_the_nearest_point(rows: int, columns: int, radius: float,
     projected = project_columns(matrix, radius)
     assert (projected.abs().sum(0) <= radius + 1e-12).all()
     assert torch.allclose(project_columns(projected, radius), projected, atol=1e-12)
-    # Variational inequality of the nearest point: <matrix - projected, other - projected> <= 0 for every other point of the ball.
+    # Variational inequality of the nearest point: <matrix - projected, other - projected> <= 0 for
+    # every other point of the ball.
     other = torch.randn(rows, columns, generator=generator, dtype=torch.float64)
     other = other * (radius / other.abs().sum(0).clamp(min=1e-9)).clamp(max=1)
     assert (((matrix - projected) * (other - projected)).sum(0) <= 1e-12).all()
@@ -121,7 +133,9 @@ def test_ignn_without_projection_can_expand() -> None:
         model.recurrent.copy_(3 * torch.eye(5))
         context = model.prepare(graph)
         state = model.step(torch.ones(12, 5, dtype=torch.float64), context)
-        assert (model.step(2 * state, context) - model.step(state, context)).abs().max() > 2 * state.abs().max()
+        assert (
+            model.step(2 * state, context) - model.step(state, context)
+        ).abs().max() > 2 * state.abs().max()
 
 
 def test_ignn_implicit_gradient_equals_unrolled() -> None:
@@ -143,7 +157,14 @@ def test_ignn_implicit_gradient_equals_unrolled() -> None:
 
 @pytest.mark.parametrize("self_loops", [False, True])
 def test_eignn_closed_form_equals_iteration(self_loops: bool) -> None:
-    graph = Graph.union([undirected(9, 1), undirected(4, 2), undirected(9, 3), Graph(torch.ones(1, 3).double(), torch.zeros(2, 0).long())])
+    graph = Graph.union(
+        [
+            undirected(9, 1),
+            undirected(4, 2),
+            undirected(9, 3),
+            Graph(torch.ones(1, 3).double(), torch.zeros(2, 0).long()),
+        ]
+    )
     torch.manual_seed(0)
     model = EIGNN(3, 2, 5, self_loops=self_loops).double()
     with torch.no_grad():
@@ -170,7 +191,11 @@ def test_eignn_gradient_equals_autograd_through_eigh() -> None:
     group = spectrum.groups[0]
     values, vectors = torch.linalg.eigh(context.mixing)
     basis = group.vectors[0]
-    state = basis @ ((basis.T @ context.drive @ vectors) / (1 - group.values[0][:, None] * values)) @ vectors.T
+    state = (
+        basis
+        @ ((basis.T @ context.drive @ vectors) / (1 - group.values[0][:, None] * values))
+        @ vectors.T
+    )
     (model.readout(state, context) * cotangent).sum().backward()
     for a, p in zip(ours, model.parameters(), strict=True):
         assert torch.allclose(a, p.grad, rtol=1e-8, atol=1e-10)  # type: ignore[arg-type]
@@ -212,13 +237,21 @@ def test_eignn_guards_its_size_and_iterates_directed_graphs() -> None:
 def test_eignn_keeps_the_decomposition_out_of_its_state() -> None:
     model = EIGNN(3, 2, 4).double()
     model.run(undirected(10))
-    assert set(model.state_dict()) == {"factor", "drive.weight", "drive.bias", "linear_readout.weight", "linear_readout.bias"}
+    assert set(model.state_dict()) == {
+        "factor",
+        "drive.weight",
+        "drive.bias",
+        "linear_readout.weight",
+        "linear_readout.bias",
+    }
 
 
 # ---------------------------------------------------------------------- EnergyGNN
 
 
-def bold_energy(activation: str = "softplus", edge_dim: int | None = None, **options: float) -> EnergyGNN:
+def bold_energy(
+    activation: str = "softplus", edge_dim: int | None = None, **options: float
+) -> EnergyGNN:
     """Weights far from the gentle start, so that the energy is really curved."""
     torch.manual_seed(2)
     model = EnergyGNN(3, 2, 4, activation=activation, edge_dim=edge_dim, **options).double()  # type: ignore[arg-type]
@@ -243,8 +276,13 @@ def test_energy_is_strongly_convex() -> None:
                 a, b = scale * torch.randn(2, 8, 4, generator=generator, dtype=torch.float64)
                 t = float(torch.rand(1, generator=generator))
                 middle = model.node_energies(t * a + (1 - t) * b, context).sum()
-                chord = t * model.node_energies(a, context).sum() + (1 - t) * model.node_energies(b, context).sum()
-                assert middle <= chord - 0.5 * model.beta * t * (1 - t) * (a - b).square().sum() + 1e-9
+                chord = (
+                    t * model.node_energies(a, context).sum()
+                    + (1 - t) * model.node_energies(b, context).sum()
+                )
+                assert (
+                    middle <= chord - 0.5 * model.beta * t * (1 - t) * (a - b).square().sum() + 1e-9
+                )
 
 
 def test_messages_are_monotone() -> None:
@@ -268,26 +306,39 @@ def dense_hessian(model: EnergyGNN, graph: Graph, state: torch.Tensor) -> torch.
 
 
 @pytest.mark.parametrize("activation", ["softplus", "relu"])
-@pytest.mark.parametrize("case", ["undirected", "directed", "edge features", "isolated nodes", "no edges"])
+@pytest.mark.parametrize(
+    "case", ["undirected", "directed", "edge features", "isolated nodes", "no edges"]
+)
 def test_written_out_derivatives_equal_automatic_ones(activation: str, case: str) -> None:
     generator = torch.Generator().manual_seed(5)
     edge_dim = 2 if case == "edge features" else None
     if case in ("undirected", "edge features"):
         graph = undirected(9, edge_dim=edge_dim)
     else:
-        few = torch.randint(0, 5, (2, 11), generator=generator)  # nodes 5 to 8 neither speak nor hear
-        index = {"directed": torch.randint(0, 9, (2, 30), generator=generator), "isolated nodes": few}.get(case, few[:, :0])
+        # nodes 5 to 8 neither speak nor hear
+        few = torch.randint(0, 5, (2, 11), generator=generator)
+        index = {
+            "directed": torch.randint(0, 9, (2, 30), generator=generator),
+            "isolated nodes": few,
+        }.get(case, few[:, :0])
         graph = Graph.build(torch.randn(9, 3, generator=generator, dtype=torch.float64), index)
     model = bold_energy(activation, edge_dim)
     context = model.prepare(graph)
     state, vector = torch.randn(2, 9, 4, generator=generator, dtype=torch.float64)
     field = model._field(context)
     rows, gradient = field.evaluate(state)
-    # PyTorch takes softplus for linear above 20, where its slope is 2e-9 below one: the written-out slope is the true one.
-    torch.testing.assert_close(rows, model.node_energies(state, context).detach(), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(gradient, model.gradient_field(state, context).detach(), rtol=1e-8, atol=1e-12)
+    # PyTorch takes softplus for linear above 20, where its slope is 2e-9 below one: the written-out
+    # slope is the true one.
+    torch.testing.assert_close(
+        rows, model.node_energies(state, context).detach(), rtol=1e-12, atol=1e-12
+    )
+    torch.testing.assert_close(
+        gradient, model.gradient_field(state, context).detach(), rtol=1e-8, atol=1e-12
+    )
     expected = dense_hessian(model, graph, state).detach() @ vector.flatten()
-    torch.testing.assert_close(field.hessian(state)(vector).flatten(), expected, rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(
+        field.hessian(state)(vector).flatten(), expected, rtol=1e-7, atol=1e-7
+    )
 
 
 def test_energy_minimiser_and_gradient_against_the_dense_hessian() -> None:
@@ -307,7 +358,10 @@ def test_energy_minimiser_and_gradient_against_the_dense_hessian() -> None:
     assert solution.backward is not None
     assert solution.backward.converged
     adjoint = torch.linalg.solve(hessian, cotangent.flatten()).view_as(state)
-    (reference,) = torch.autograd.grad(-(model.gradient_field(state.requires_grad_(), model.prepare(graph)) * adjoint).sum(), parameter)
+    (reference,) = torch.autograd.grad(
+        -(model.gradient_field(state.requires_grad_(), model.prepare(graph)) * adjoint).sum(),
+        parameter,
+    )
     assert torch.allclose(ours, reference, rtol=1e-5, atol=1e-8)
 
 
@@ -327,7 +381,8 @@ def test_energy_step_is_a_contraction_with_the_same_fixed_point() -> None:
 
 
 def test_energy_step_does_not_trust_its_biases() -> None:
-    """The bound is for every pre-activation: a very negative message bias must not lengthen the step."""
+    """The bound is for every pre-activation: a very negative message bias must not lengthen the
+    step."""
     graph = undirected(9, 2)
     model = bold_energy()
     usual = model.prepare(graph).step_size
@@ -336,9 +391,13 @@ def test_energy_step_does_not_trust_its_biases() -> None:
         model.own.bias.fill_(-40.0)
     context = model.prepare(graph)
     assert torch.equal(context.step_size, usual)
-    far = torch.full((9, 4), 30.0, dtype=torch.float64)  # where the update network is past its kink again
+    # where the update network is past its kink again
+    far = torch.full((9, 4), 30.0, dtype=torch.float64)
     for state in (torch.zeros_like(far), far):
-        assert torch.linalg.eigvalsh(dense_hessian(model, graph, state))[-1] <= 1 / context.step_size.min()
+        assert (
+            torch.linalg.eigvalsh(dense_hessian(model, graph, state))[-1]
+            <= 1 / context.step_size.min()
+        )
 
 
 def test_energy_reports_when_it_stops_early() -> None:
@@ -354,7 +413,8 @@ def test_energy_reports_when_it_stops_early() -> None:
 
 
 def test_relu_energy_reports_its_kinks() -> None:
-    """The paper's activation: minimisers sit on kinks, where no gradient is small, and that is said. Softplus has none."""
+    """The paper's activation: minimisers sit on kinks, where no gradient is small, and that is
+    said. Softplus has none."""
     ended: dict[str, list[Status]] = {"relu": [], "softplus": []}
     for activation, statuses in ended.items():
         model = bold_energy(activation)
@@ -399,7 +459,9 @@ def test_minimise_and_conjugate_gradients_on_quadratics() -> None:
     solution = conjugate_gradients(product, right, blocks, steps=50, tolerance=1e-12)
     assert solution.converged
     assert torch.allclose(solution.value, exact, atol=1e-9)
-    found = minimise(energy, torch.zeros(4, 3, dtype=torch.float64), blocks, steps=500, tolerance=1e-10)
+    found = minimise(
+        energy, torch.zeros(4, 3, dtype=torch.float64), blocks, steps=500, tolerance=1e-10
+    )
     assert found.converged
     assert torch.allclose(found.value, exact, atol=1e-7)
     short = conjugate_gradients(product, right, blocks, steps=1, tolerance=1e-12)
@@ -477,14 +539,18 @@ def test_sheaf_layer_equals_its_dense_laplacian(maps: str) -> None:
 
 def test_householder_products_are_orthogonal() -> None:
     maps = householder(torch.randn(20, 6, dtype=torch.float64), 4)
-    assert torch.allclose(maps.transpose(1, 2) @ maps, torch.eye(4, dtype=torch.float64).expand(20, 4, 4))
+    assert torch.allclose(
+        maps.transpose(1, 2) @ maps, torch.eye(4, dtype=torch.float64).expand(20, 4, 4)
+    )
 
 
 def test_inverse_square_root_and_its_gradient() -> None:
     root = torch.randn(5, 3, 3, dtype=torch.float64)
     matrix = root @ root.transpose(1, 2) + torch.eye(3, dtype=torch.float64)
     inverse = inverse_square_root(matrix)
-    assert torch.allclose(inverse @ matrix @ inverse, torch.eye(3, dtype=torch.float64).expand(5, 3, 3))
+    assert torch.allclose(
+        inverse @ matrix @ inverse, torch.eye(3, dtype=torch.float64).expand(5, 3, 3)
+    )
 
     def symmetric(free: torch.Tensor) -> torch.Tensor:
         return inverse_square_root(free @ free.transpose(1, 2) + torch.eye(3, dtype=torch.float64))
@@ -503,4 +569,6 @@ def test_a_node_without_neighbours_can_update_alone(name):
     with torch.no_grad():
         context = model.prepare(graph)
         state = model.initial_state(context)
-        torch.testing.assert_close(model.local_step(state, state[:0], context), model.step(state, context))
+        torch.testing.assert_close(
+            model.local_step(state, state[:0], context), model.step(state, context)
+        )

@@ -17,7 +17,9 @@ def test_json_lists_every_model_with_its_counts(capsys: pytest.CaptureFixture[st
     for row in rows:
         assert row["parameters_f3"] > row["parameters_f2"] > 0
         if row["parameters_paper"] is not None:
-            assert (row["parameters_f3"] == row["parameters_paper"]) != row["name"].startswith("sheafdeq")
+            assert (row["parameters_f3"] == row["parameters_paper"]) != row["name"].startswith(
+                "sheafdeq"
+            )
         for column in ("propagation", "well_posedness", "gradient", "inference"):
             assert row[column]
 

@@ -28,17 +28,22 @@ def sheaves(draw):
 def test_operator_is_identity_minus_the_normalised_laplacian(sheaf):
     n, d = sheaf.num_nodes, sheaf.stalk_dim
     dense = sheaf.operator.to_dense()
-    assert torch.allclose(dense, torch.eye(n * d, dtype=DOUBLE) - sheaf.normalised_laplacian, atol=1e-12)
+    assert torch.allclose(
+        dense, torch.eye(n * d, dtype=DOUBLE) - sheaf.normalised_laplacian, atol=1e-12
+    )
     assert torch.allclose(dense, dense.T, atol=1e-12)
     values = torch.randn(n, d, 3, dtype=DOUBLE)
-    assert torch.allclose(sheaf.operator.apply(values).reshape(n * d, 3), dense @ values.reshape(n * d, 3), atol=1e-12)
+    assert torch.allclose(
+        sheaf.operator.apply(values).reshape(n * d, 3), dense @ values.reshape(n * d, 3), atol=1e-12
+    )
 
 
 @given(sheaves())
 def test_laplacian_is_positive_semidefinite_with_spectrum_at_most_two(sheaf):
     eigenvalues = torch.linalg.eigvalsh(sheaf.normalised_laplacian)
     assert float(eigenvalues.min()) > -1e-10
-    assert float(eigenvalues.max()) < 2 + 1e-10  # unit Frobenius norm bounds every map's spectral norm by one
+    # unit Frobenius norm bounds every map's spectral norm by one
+    assert float(eigenvalues.max()) < 2 + 1e-10
 
 
 @given(sheaves())
@@ -55,7 +60,9 @@ def test_transpose_of_any_operator(seed, d, e):
     graph = Graph.build(torch.zeros(5, 0, dtype=DOUBLE), torch.randint(0, 5, (2, e), generator=g))
     operator = SheafOperator.on(graph, *torch.randn(2, e, d, d, generator=g, dtype=DOUBLE))
     x, y = torch.randn(2, 5, d, 2, generator=g, dtype=DOUBLE)
-    assert torch.allclose((operator.apply(x) * y).sum(), (x * operator.transpose().apply(y)).sum(), atol=1e-10)
+    assert torch.allclose(
+        (operator.apply(x) * y).sum(), (x * operator.transpose().apply(y)).sum(), atol=1e-10
+    )
     assert torch.allclose(operator.transpose().to_dense(), operator.to_dense().T)
     assert operator.transpose().transpose() is operator
 
@@ -77,7 +84,10 @@ def test_sign_flipped_triangle_has_no_section():
     one = torch.ones(3, 1, 1, dtype=DOUBLE)
     head = one.clone()
     head[2] = -1
-    assert CellularSheaf(3, torch.tensor([[0, 1, 0], [1, 2, 2]]), one, head).global_sections().shape[1] == 0
+    assert (
+        CellularSheaf(3, torch.tensor([[0, 1, 0], [1, 2, 2]]), one, head).global_sections().shape[1]
+        == 0
+    )
 
 
 @given(sheaves())
@@ -98,7 +108,9 @@ def test_discrete_diffusion_settles_for_small_steps_and_reports_failure_for_larg
     assert settled.converged
     assert torch.allclose(settled.value, torch.full((2, 1), 2.0, dtype=DOUBLE), atol=1e-8)
     # lambda_max = 2 here, so step size 1 is the boundary: the unit step flips the values for ever
-    assert not sheaf.diffuse_steps(values, step_size=1.0, solver=Picard(steps=600, stop_early=True)).converged
+    assert not sheaf.diffuse_steps(
+        values, step_size=1.0, solver=Picard(steps=600, stop_early=True)
+    ).converged
 
 
 @settings(max_examples=15)
@@ -106,7 +118,9 @@ def test_discrete_diffusion_settles_for_small_steps_and_reports_failure_for_larg
 def test_pagerank_recurrence_reaches_the_resolvent(sheaf, teleport):
     signal = torch.randn(sheaf.num_nodes, sheaf.stalk_dim, 2, dtype=DOUBLE)
     limit = sheaf.resolvent(signal, teleport)
-    solution = sheaf.pagerank_steps(signal, teleport, Picard(steps=3000, tolerance=1e-11, stop_early=True))
+    solution = sheaf.pagerank_steps(
+        signal, teleport, Picard(steps=3000, tolerance=1e-11, stop_early=True)
+    )
     assert solution.converged
     assert torch.allclose(solution.value.view_as(limit), limit, atol=1e-7)
 

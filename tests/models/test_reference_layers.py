@@ -14,7 +14,15 @@ from sheafdeq.models.appnp import APPNP
 from sheafdeq.models.gat import GATLayer
 from sheafdeq.models.gcn import GCN
 from sheafdeq.models.loop_transformer import LoopTransformer
-from sheafdeq.models.propagation import Pattern, aggregate, attend, correlate, gcn_weights, pattern_of, propagate
+from sheafdeq.models.propagation import (
+    Pattern,
+    aggregate,
+    attend,
+    correlate,
+    gcn_weights,
+    pattern_of,
+    propagate,
+)
 
 
 def random_graph(n: int = 9, e: int = 25, edge_dim: int | None = None, seed: int = 0) -> Graph:
@@ -23,14 +31,20 @@ def random_graph(n: int = 9, e: int = 25, edge_dim: int | None = None, seed: int
     codes = torch.randperm(n * n, generator=generator)
     pairs = torch.stack([codes // n, codes % n])
     pairs = pairs[:, pairs[0] != pairs[1]][:, :e]
-    attr = torch.rand(pairs.shape[1], edge_dim, generator=generator, dtype=torch.float64) if edge_dim else None
+    attr = (
+        torch.rand(pairs.shape[1], edge_dim, generator=generator, dtype=torch.float64)
+        if edge_dim
+        else None
+    )
     return Graph.build(torch.randn(n, 5, generator=generator, dtype=torch.float64), pairs, attr)
 
 
 def random_pattern(rows: int, columns: int, entries: int, seed: int) -> Pattern:
     generator = torch.Generator().manual_seed(seed)
     row = torch.randint(rows, (entries,), generator=generator).sort().values
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), torch.bincount(row, minlength=rows).cumsum(0)])
+    offsets = torch.cat(
+        [torch.zeros(1, dtype=torch.int64), torch.bincount(row, minlength=rows).cumsum(0)]
+    )
     return Pattern(offsets, torch.randint(columns, (entries,), generator=generator), columns)
 
 
@@ -40,15 +54,25 @@ def dense(pattern: Pattern, values: torch.Tensor) -> torch.Tensor:
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 12), st.integers(1, 4), st.integers(0, 10_000))
-def test_products_equal_their_dense_twins(rows: int, columns: int, entries: int, width: int, seed: int) -> None:
+@given(
+    st.integers(1, 6),
+    st.integers(1, 6),
+    st.integers(0, 12),
+    st.integers(1, 4),
+    st.integers(0, 10_000),
+)
+def test_products_equal_their_dense_twins(
+    rows: int, columns: int, entries: int, width: int, seed: int
+) -> None:
     pattern = random_pattern(rows, columns, entries, seed)
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(entries, generator=generator, dtype=torch.float64)
     table = torch.randn(columns, width, generator=generator, dtype=torch.float64)
     left = torch.randn(rows, width, generator=generator, dtype=torch.float64)
     assert torch.allclose(aggregate(values, table, pattern), dense(pattern, values) @ table)
-    assert torch.allclose(correlate(left, table, pattern), (left @ table.T)[pattern.row, pattern.column])
+    assert torch.allclose(
+        correlate(left, table, pattern), (left @ table.T)[pattern.row, pattern.column]
+    )
 
 
 def test_products_are_differentiable_twice_and_forward() -> None:
@@ -78,18 +102,28 @@ def test_blocks_and_heads_equal_dense() -> None:
     pattern = random_pattern(4, 5, 9, 2)
     maps = torch.randn(9, 3, 3, dtype=torch.float64)
     table = torch.randn(5, 3, 2, dtype=torch.float64)
-    result = aggregate(maps.transpose(0, 1).reshape(-1), table.reshape(-1, 2), pattern.blocks(3)).view(3, 4, 2).transpose(0, 1)
-    expected = torch.zeros(4, 3, 2, dtype=torch.float64).index_add(0, pattern.row, maps @ table[pattern.column])
+    result = (
+        aggregate(maps.transpose(0, 1).reshape(-1), table.reshape(-1, 2), pattern.blocks(3))
+        .view(3, 4, 2)
+        .transpose(0, 1)
+    )
+    expected = torch.zeros(4, 3, 2, dtype=torch.float64).index_add(
+        0, pattern.row, maps @ table[pattern.column]
+    )
     assert torch.allclose(result, expected)
     weights = torch.randn(3, 9, dtype=torch.float64)
-    result = aggregate(weights.reshape(-1), table.transpose(0, 1).reshape(-1, 2), pattern.heads(3)).view(3, 4, 2)
+    result = aggregate(
+        weights.reshape(-1), table.transpose(0, 1).reshape(-1, 2), pattern.heads(3)
+    ).view(3, 4, 2)
     for h in range(3):
         assert torch.allclose(result[h], dense(pattern, weights[h]) @ table[:, h])
 
 
 def test_a_row_without_neighbours_attends_to_nothing() -> None:
     pattern = Pattern(torch.tensor([0, 0, 2]), torch.tensor([0, 1]), 2)
-    query, key, value = (torch.randn(1, 2, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    query, key, value = (
+        torch.randn(1, 2, 3, dtype=torch.float64, requires_grad=True) for _ in range(3)
+    )
     result = attend(query, key, value, pattern)
     assert torch.equal(result[0, 0], torch.zeros(3, dtype=torch.float64))
     result.sum().backward()
@@ -99,7 +133,9 @@ def test_a_row_without_neighbours_attends_to_nothing() -> None:
 def test_attention_does_not_overflow() -> None:
     pattern = Pattern(torch.tensor([0, 2]), torch.tensor([0, 1]), 2)
     query, key = torch.full((1, 1, 1), 1e4), torch.tensor([[[1e4], [-1e4]]])
-    assert torch.allclose(attend(query, key, torch.tensor([[[1.0], [2.0]]]), pattern), torch.tensor([[[1.0]]]))
+    assert torch.allclose(
+        attend(query, key, torch.tensor([[[1.0], [2.0]]]), pattern), torch.tensor([[[1.0]]])
+    )
 
 
 @torch.no_grad()
@@ -157,4 +193,6 @@ def test_gcn_weights_without_self_loops() -> None:
     adjacency[graph.target, graph.source] = 1
     scale = adjacency.sum(1).clamp(min=1).rsqrt()
     expected = (scale[:, None] * adjacency * scale) @ graph.x
-    assert torch.allclose(propagate(weights.edge, None, graph.x, graph.x, pattern_of(graph)), expected)
+    assert torch.allclose(
+        propagate(weights.edge, None, graph.x, graph.x, pattern_of(graph)), expected
+    )

@@ -28,7 +28,8 @@ class TestContractWithEdgeFeatures(ModelContract):
 
 
 def awake(model):
-    """With four hidden units and zero biases some edges have only dead units, and a zero map is a point of discontinuity."""
+    """With four hidden units and zero biases some edges have only dead units, and a zero map is a
+    point of discontinuity."""
     with torch.no_grad():
         for generator in (model.source_maps, model.target_maps):
             generator[2].bias.normal_()
@@ -47,7 +48,8 @@ class TestContractOtherNorm(ModelContract):
 
 @st.composite
 def cases(draw, edge=True):
-    """A random model and a random graph (isolated nodes, self-loops, duplicates, several graphs), all in float64."""
+    """A random model and a random graph (isolated nodes, self-loops, duplicates, several graphs),
+    all in float64."""
     d, q = draw(st.integers(1, 4)), draw(st.integers(1, 5))
     seed = draw(st.integers(0, 10**6))
     edge_dim = draw(st.sampled_from([None, 1, 3])) if edge else None
@@ -57,11 +59,25 @@ def cases(draw, edge=True):
     for n in sizes:
         e = int(torch.randint(0, 3 * n, (1,), generator=g))
         attr = torch.randn(e, edge_dim, generator=g, dtype=DOUBLE) if edge_dim else None
-        graphs.append(Graph.build(torch.randn(n, 2, generator=g, dtype=DOUBLE), torch.randint(0, n, (2, e), generator=g), attr))
+        graphs.append(
+            Graph.build(
+                torch.randn(n, 2, generator=g, dtype=DOUBLE),
+                torch.randint(0, n, (2, e), generator=g),
+                attr,
+            )
+        )
     graph = Graph.union(graphs)
     torch.manual_seed(seed)
-    model = SheafDEQ(2, 3, d, q, edge_dim=edge_dim, shift=draw(st.sampled_from([1.05, 1.2, 1.6])),
-                     pre_norm=draw(st.booleans()), norm_order=draw(st.sampled_from([1.0, 2.0, 3.0, math.inf]))).double()  # fmt: skip
+    model = SheafDEQ(
+        2,
+        3,
+        d,
+        q,
+        edge_dim=edge_dim,
+        shift=draw(st.sampled_from([1.05, 1.2, 1.6])),
+        pre_norm=draw(st.booleans()),
+        norm_order=draw(st.sampled_from([1.0, 2.0, 3.0, math.inf])),
+    ).double()
     with torch.no_grad():
         for p in model.parameters():
             if p.dim() == 1:
@@ -71,7 +87,8 @@ def cases(draw, edge=True):
 
 
 def dense_step(model, graph, state):
-    """The paper's formula with dense matrices: R^-1(P (I_n (x) W_1) R(H) W_2), P = I - D^-1/2 L D^-1/2, one edge at a time."""
+    """The paper's formula with dense matrices: R^-1(P (I_n (x) W_1) R(H) W_2), P = I - D^-1/2 L
+    D^-1/2, one edge at a time."""
     n, d, q = graph.num_nodes, model.stalk_dim, model.channels
     stacked = state.view(n * d, q)
     norm = torch.linalg.vector_norm(stacked, ord=model.norm_order, dim=1, keepdim=True)
@@ -92,7 +109,12 @@ def dense_step(model, graph, state):
         laplacian[v * d : (v + 1) * d, u * d : (u + 1) * d] -= target.T @ source
     root = torch.kron(torch.diag(degree**-0.5), torch.eye(d, dtype=DOUBLE))
     p = torch.eye(n * d, dtype=DOUBLE) - root @ laplacian @ root
-    moved = p @ torch.kron(torch.eye(n, dtype=DOUBLE), model.stalk_mixing) @ stacked @ model.channel_mixing
+    moved = (
+        p
+        @ torch.kron(torch.eye(n, dtype=DOUBLE), model.stalk_mixing)
+        @ stacked
+        @ model.channel_mixing
+    )
     drive = torch.relu(graph.x @ model.drive.weight.T + model.drive.bias)
     return torch.tanh(moved.view(n, d * q)) + model.shift + drive
 
@@ -107,10 +129,19 @@ def test_dense_twin(case):
         for computed in (
             model.step(state, context),
             model.local_step(state, state[graph.source], context),
-            torch.tanh((model.operator(state, context).to_dense()
-                        @ (model.stalk_mixing @ state.view(-1, model.stalk_dim, model.channels) @ model.channel_mixing)
-                        .reshape(-1, model.channels)).view_as(state)) + model.shift + context.drive,
-        ):  # fmt: skip
+            torch.tanh(
+                (
+                    model.operator(state, context).to_dense()
+                    @ (
+                        model.stalk_mixing
+                        @ state.view(-1, model.stalk_dim, model.channels)
+                        @ model.channel_mixing
+                    ).reshape(-1, model.channels)
+                ).view_as(state)
+            )
+            + model.shift
+            + context.drive,
+        ):
             assert float((computed - expected).abs().max()) < 1e-10
 
 
@@ -124,7 +155,9 @@ def test_maps_are_scale_invariant_and_propagation_homogeneous_with_normalisation
         assert torch.allclose(one.source_maps, many.source_maps, atol=1e-9)
         assert torch.allclose(one.target_maps, many.target_maps, atol=1e-9)
         values = state.view(graph.num_nodes, model.stalk_dim, model.channels)
-        assert torch.allclose(many.apply(scale * values), scale * one.apply(values), rtol=1e-8, atol=1e-9 * scale)
+        assert torch.allclose(
+            many.apply(scale * values), scale * one.apply(values), rtol=1e-8, atol=1e-9 * scale
+        )
 
 
 def test_homogeneity_breaks_without_normalisation():
@@ -171,7 +204,8 @@ def test_zero_maps_stay_zero_and_do_not_poison_the_gradient():
     output = model.run(graph)
     output.logits.sum().backward()
     assert bool(torch.isfinite(output.logits).all())
-    assert all(float(p.grad.abs().max()) < 1e3 for p in model.parameters())  # a floored division would give 1e12
+    # a floored division would give 1e12
+    assert all(float(p.grad.abs().max()) < 1e3 for p in model.parameters())
 
 
 def test_paper_parameter_counts():
@@ -184,11 +218,21 @@ def test_named_parameters_can_be_exchanged():
     model = SheafDEQ(3, 2, 2, 4, edge_dim=5)
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     assert shapes == {
-        "drive.weight": (8, 3), "drive.bias": (8,),
-        "source_maps.0.weight": (8, 21), "source_maps.0.bias": (8,), "source_maps.2.weight": (4, 8), "source_maps.2.bias": (4,),
-        "target_maps.0.weight": (8, 21), "target_maps.0.bias": (8,), "target_maps.2.weight": (4, 8), "target_maps.2.bias": (4,),
-        "stalk_mixing": (2, 2), "channel_mixing": (4, 4), "readout.weight": (2, 8), "readout.bias": (2,),
-    }  # fmt: skip
+        "drive.weight": (8, 3),
+        "drive.bias": (8,),
+        "source_maps.0.weight": (8, 21),
+        "source_maps.0.bias": (8,),
+        "source_maps.2.weight": (4, 8),
+        "source_maps.2.bias": (4,),
+        "target_maps.0.weight": (8, 21),
+        "target_maps.0.bias": (8,),
+        "target_maps.2.weight": (4, 8),
+        "target_maps.2.bias": (4,),
+        "stalk_mixing": (2, 2),
+        "channel_mixing": (4, 4),
+        "readout.weight": (2, 8),
+        "readout.bias": (2,),
+    }
 
 
 def test_initial_state_is_a_unit_row_of_ones():
@@ -211,7 +255,9 @@ def test_xavier_ranges_and_zero_biases():
 
 def test_pyg_batch_equals_single_graphs_in_float32():
     model = SheafDEQ(2, 3, 2, 4, steps=6)
-    parts = [Data(x=torch.randn(n, 2), edge_index=torch.randint(0, n, (2, 3 * n))) for n in (4, 7, 1)]
+    parts = [
+        Data(x=torch.randn(n, 2), edge_index=torch.randint(0, n, (2, 3 * n))) for n in (4, 7, 1)
+    ]
     batch = Batch.from_data_list(parts)
     together = model(batch.x, batch.edge_index, batch=batch.batch)
     alone = torch.cat([model(p.x, p.edge_index) for p in parts])
@@ -231,7 +277,9 @@ def test_return_info_and_test_time_continuation():
 
 def test_solver_by_name_and_repr():
     model = SheafDEQ(2, 3, 2, 4, solver="anderson", gradient="truncated:2", pre_norm=False)
-    assert repr(model) == "SheafDEQ(2, 3, stalk_dim=2, channels=4, shift=1.3, steps=20, pre_norm=False)"
+    assert repr(model) == (
+        "SheafDEQ(2, 3, stalk_dim=2, channels=4, shift=1.3, steps=20, pre_norm=False)"
+    )
     output = model(torch.randn(3, 2), torch.tensor([[0, 1], [1, 2]]))
     output.sum().backward()
     assert float(model.channel_mixing.grad.abs().sum()) > 0
@@ -239,8 +287,13 @@ def test_solver_by_name_and_repr():
 
 def test_edge_order_does_not_matter():
     model = SheafDEQ(2, 3, 2, 3, edge_dim=2).double()
-    x, index, attr = torch.randn(5, 2, dtype=DOUBLE), torch.randint(0, 5, (2, 14)), torch.randn(14, 2, dtype=DOUBLE)
-    index = torch.tensor(list(dict.fromkeys(map(tuple, index.T.tolist())))).T  # distinct edges: the order is then fully determined
+    x, index, attr = (
+        torch.randn(5, 2, dtype=DOUBLE),
+        torch.randint(0, 5, (2, 14)),
+        torch.randn(14, 2, dtype=DOUBLE),
+    )
+    # distinct edges: the order is then fully determined
+    index = torch.tensor(list(dict.fromkeys(map(tuple, index.T.tolist())))).T
     attr = attr[: index.shape[1]]
     order = torch.randperm(index.shape[1])
     assert torch.equal(model(x, index, attr), model(x, index[:, order], attr[order]))
@@ -272,7 +325,11 @@ def test_broken_sign_in_the_operator_is_caught_by_the_dense_twin(monkeypatch):
     model, graph = SheafDEQ(3, 2, 2, 2).double(), example_graphs(3)[0]
     state = torch.rand(graph.num_nodes, 4, dtype=DOUBLE) + 0.5
     honest = module.sheaf_step
-    monkeypatch.setattr(module, "sheaf_step", lambda s, drive, *rest: 2 * drive + 2 * rest[-1].shift - honest(s, drive, *rest))
+    monkeypatch.setattr(
+        module,
+        "sheaf_step",
+        lambda s, drive, *rest: 2 * drive + 2 * rest[-1].shift - honest(s, drive, *rest),
+    )
     with torch.no_grad():
         broken = model.step(state, model.prepare(graph))
         assert float((broken - dense_step(model, graph, state)).abs().max()) > 1e-3
@@ -280,13 +337,20 @@ def test_broken_sign_in_the_operator_is_caught_by_the_dense_twin(monkeypatch):
 
 def test_picard_of_zero_steps_reads_out_the_start():
     model = SheafDEQ(2, 1, 1, 1)
-    output, info = model(torch.zeros(2, 2), torch.zeros(2, 0, dtype=torch.long), return_info=True, solver=Picard(steps=0))
+    output, info = model(
+        torch.zeros(2, 2),
+        torch.zeros(2, 0, dtype=torch.long),
+        return_info=True,
+        solver=Picard(steps=0),
+    )
     assert torch.allclose(output, model.readout(torch.ones(2, 1)))
     assert info.steps == 0
 
 
 def test_grid_of_sizes_runs_in_both_precisions():
-    for (d, q), dtype in itertools.product([(1, 1), (2, 8), (3, 2), (4, 5), (7, 2)], [torch.float32, DOUBLE]):
+    for (d, q), dtype in itertools.product(
+        [(1, 1), (2, 8), (3, 2), (4, 5), (7, 2)], [torch.float32, DOUBLE]
+    ):
         model = SheafDEQ(2, 2, d, q, steps=2).to(dtype)
         out = model(torch.randn(4, 2, dtype=dtype), torch.tensor([[0, 1, 2], [1, 2, 3]]))
         assert out.dtype == dtype

@@ -52,7 +52,8 @@ def test_on_random_trees_it_ends_exactly_for_every_weight_and_start(seed):
         other = 1e3 * torch.randn(state.shape, dtype=state.dtype)
         for _ in range(n):
             state, other = model.step(state, context), model.step(other, context)
-        assert torch.equal(model.step(state, context), state)  # nilpotent: n steps are always enough
+        # nilpotent: n steps are always enough
+        assert torch.equal(model.step(state, context), state)
         assert torch.equal(state, other)
 
 
@@ -61,7 +62,9 @@ def test_the_core_contracts_with_its_rate_for_every_weight(seed):
     generator = torch.Generator().manual_seed(seed)
     n = 7
     source, target = torch.randint(0, n, (2, 14), generator=generator)
-    graph = Graph.build(torch.randn(n, 2, generator=generator, dtype=torch.float64), torch.stack([source, target]))
+    graph = Graph.build(
+        torch.randn(n, 2, generator=generator, dtype=torch.float64), torch.stack([source, target])
+    )
     model = wild(seed, core_rate=0.8)
     with torch.no_grad():
         context = model.prepare(graph)
@@ -73,7 +76,8 @@ def test_the_core_contracts_with_its_rate_for_every_weight(seed):
         speakers[graph.target, context.slot] = graph.source
         gathered = ((context.heard > 0) & core[speakers[graph.source]]).sum(1)
         assert bool(((sums * gathered)[inside] <= 0.8 * (1 + 1e-12)).all())
-        # Weights of size 10 make messages grow a millionfold on the way to the core, which the loop calls diverged.
+        # Weights of size 10 make messages grow a millionfold on the way to the core, which the loop
+        # calls diverged.
         solution = wild(seed, 0.3, core_rate=0.8).run(graph).solution
     assert solution.status is Status.CONVERGED
 
@@ -86,7 +90,10 @@ def test_on_a_path_the_messages_are_prefix_sums():
         context = model.prepare(graph)
         solution = model.run(graph).solution
         state = solution.value.view(n, context.slots)
-        said = {(int(u), int(v)): b for u, v, b in zip(graph.source, graph.target, context.origin[:, 0], strict=True)}
+        said = {
+            (int(u), int(v)): b
+            for u, v, b in zip(graph.source, graph.target, context.origin[:, 0], strict=True)
+        }
         for k, (u, v) in enumerate(graph.edge_index.T.tolist()):
             behind = range(u + 1) if v > u else range(u, n)
             step = v - u
@@ -100,7 +107,8 @@ def test_on_a_path_the_messages_are_prefix_sums():
     [
         ([(0, 1), (1, 2), (2, 3)], 4, set()),  # a path
         ([(0, 1), (1, 2), (2, 0), (2, 3)], 4, {0, 1, 2}),  # a triangle with a tail
-        ([(0, 1), (1, 2), (2, 0), (2, 3), (3, 4), (4, 5), (5, 3)], 6, {0, 1, 2, 3, 4, 5}),  # a bridge between cycles
+        # a bridge between cycles
+        ([(0, 1), (1, 2), (2, 0), (2, 3), (3, 4), (4, 5), (5, 3)], 6, {0, 1, 2, 3, 4, 5}),
         ([(0, 0), (0, 1), (0, 1)], 2, set()),  # loops and repeated edges close nothing
         ([], 3, set()),
     ],
@@ -116,7 +124,9 @@ def test_an_unbounded_core_is_caught():
     model = wild(1)
     with torch.no_grad():
         context = model.prepare(graph)
-        object.__setattr__(context, "transport", 3 * torch.eye(2, dtype=torch.float64).expand_as(context.transport))
+        object.__setattr__(
+            context, "transport", 3 * torch.eye(2, dtype=torch.float64).expand_as(context.transport)
+        )
         solution = model.solve(context, graph)
     assert solution.status in (Status.DIVERGED, Status.NON_FINITE)
 
@@ -140,7 +150,8 @@ def test_chains_split_by_chain_do_not_leak(name):
     assert sum(map(len, parts)) == len(set.union(*parts)) == 20
     by_node = load_task(name, **small)
     assert by_node.digest != task.digest
-    assert by_node.options.keys() & {"split_by", "scale"} == set()  # the paper's task keeps its name
+    # the paper's task keeps its name
+    assert by_node.options.keys() & {"split_by", "scale"} == set()
     with pytest.raises(InputError, match="split_by"):
         load_task(name, split_by="edge", **small)
 

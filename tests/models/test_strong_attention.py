@@ -1,4 +1,5 @@
-"""Repaired attention: contract, rate for weights of any size, and a checker that catches a missing budget."""
+"""Repaired attention: contract, rate for weights of any size, and a checker that catches a missing
+budget."""
 
 import pytest
 import torch
@@ -33,13 +34,22 @@ def observed(kind: type[StrongAttnDEQ], gate: str, scale: float, seed: int, spre
         context = model.prepare(graph)
         x = torch.exp(1.5 * torch.randn(6, 6, dtype=torch.float64))
         y = x * torch.exp(spread * torch.randn(6, 6, dtype=torch.float64))
-        return float(THOMPSON(model.step(x, context), model.step(y, context)).max() / THOMPSON(x, y).max())
+        return float(
+            THOMPSON(model.step(x, context), model.step(y, context)).max() / THOMPSON(x, y).max()
+        )
 
 
 @pytest.mark.parametrize("gate", sorted(GATES))
 @pytest.mark.parametrize("scale", [0.1, 1.0, 10.0, 100.0])
 def test_rate_is_never_exceeded(gate, scale):
-    assert max(observed(StrongAttnDEQ, gate, scale, seed, spread) for seed in range(4) for spread in (0.01, 1.0)) <= 0.95
+    assert (
+        max(
+            observed(StrongAttnDEQ, gate, scale, seed, spread)
+            for seed in range(4)
+            for spread in (0.01, 1.0)
+        )
+        <= 0.95
+    )
 
 
 def test_a_missing_budget_is_caught():
@@ -71,4 +81,6 @@ def test_a_graph_without_edges_has_a_local_step():
     graph = Graph.build(torch.randn(4, 3, dtype=torch.float64), torch.empty(2, 0, dtype=torch.long))
     context = model.prepare(graph)
     state = 1 + torch.rand(4, 6, dtype=torch.float64)
-    torch.testing.assert_close(model.local_step(state, state[graph.source], context), model.step(state, context))
+    torch.testing.assert_close(
+        model.local_step(state, state[graph.source], context), model.step(state, context)
+    )

@@ -1,4 +1,5 @@
-"""Guaranteed models: contract, observed against proven rate for weights of any size, one equilibrium from every start."""
+"""Guaranteed models: contract, observed against proven rate for weights of any size, one
+equilibrium from every start."""
 
 from dataclasses import replace
 
@@ -32,7 +33,9 @@ def random_positive(shape: tuple[int, ...], spread: float = 2.0) -> torch.Tensor
 def scaled(model: torch.nn.Module, scale: float) -> torch.nn.Module:
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.copy_(scale * torch.randn_like(parameter) if parameter.dim() < 2 else parameter * scale)
+            parameter.copy_(
+                scale * torch.randn_like(parameter) if parameter.dim() < 2 else parameter * scale
+            )
     return model
 
 
@@ -43,19 +46,35 @@ class TestStrongSheafContract(ModelContract):
 
 class TestStrongSheafEdgesContract(ModelContract):
     def make_model(self) -> StrongSheafDEQ:
-        return StrongSheafDEQ(3, 2, stalk_dim=3, channels=2, hidden=4, steps=4, edge_dim=2, gate="tanh")
+        return StrongSheafDEQ(
+            3, 2, stalk_dim=3, channels=2, hidden=4, steps=4, edge_dim=2, gate="tanh"
+        )
 
 
 class TestCascadeContract(ModelContract):
     def make_model(self) -> SheafCascade:
-        # Random biases: with zero ones a self-loop, whose features are zero, sits exactly on the kink of every ReLU.
-        model = SheafCascade(3, 2, stalk_dim=2, channels=3, levels=3, level_steps=3, hidden=5, edge_hidden=4)
+        # Random biases: with zero ones a self-loop, whose features are zero, sits exactly on the
+        # kink of every ReLU.
+        model = SheafCascade(
+            3, 2, stalk_dim=2, channels=3, levels=3, level_steps=3, hidden=5, edge_hidden=4
+        )
         return scaled(model, 1.0)
 
 
 class TestUntiedCascadeContract(ModelContract):
     def make_model(self) -> SheafCascade:
-        model = SheafCascade(3, 2, stalk_dim=2, channels=2, levels=2, level_steps=3, tied=False, hidden=4, edge_dim=1, gate="tanh")
+        model = SheafCascade(
+            3,
+            2,
+            stalk_dim=2,
+            channels=2,
+            levels=2,
+            level_steps=3,
+            tied=False,
+            hidden=4,
+            edge_dim=1,
+            gate="tanh",
+        )
         return scaled(model, 1.0)
 
 
@@ -67,12 +86,17 @@ def test_packed_product_equals_the_dense_matrix_and_the_edge_form(d):
     graph = random_graph(d)
     incidence = incidence_of(graph)
     n, e, q = graph.num_nodes, graph.num_edges, 4
-    blocks, diagonal = torch.randn(e, d, d, dtype=torch.float64), torch.randn(n, d, d, dtype=torch.float64)
+    blocks, diagonal = (
+        torch.randn(e, d, d, dtype=torch.float64),
+        torch.randn(n, d, d, dtype=torch.float64),
+    )
     values = torch.randn(n, d, q, dtype=torch.float64)
     dense = torch.zeros(n, n, d, d, dtype=torch.float64)
     dense.index_put_((graph.target, graph.source), blocks, accumulate=True)
     dense[torch.arange(n), torch.arange(n)] += diagonal
-    reference = (dense.permute(0, 2, 1, 3).reshape(n * d, n * d) @ values.view(n * d, q)).view(n, d, q)
+    reference = (dense.permute(0, 2, 1, 3).reshape(n * d, n * d) @ values.view(n * d, q)).view(
+        n, d, q
+    )
     packed = product(pack(blocks, diagonal, incidence), values, incidence)
     by_edge = edge_product(blocks, values[graph.source], incidence) + diagonal @ values
     torch.testing.assert_close(packed, reference)
@@ -82,7 +106,10 @@ def test_packed_product_equals_the_dense_matrix_and_the_edge_form(d):
 def test_packed_product_has_first_and_second_derivatives():
     graph = random_graph(5, n=4, e=7)
     incidence = incidence_of(graph)
-    arguments = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((7, 2, 2), (4, 2, 2), (4, 2, 3))]
+    arguments = [
+        torch.randn(s, dtype=torch.float64, requires_grad=True)
+        for s in ((7, 2, 2), (4, 2, 2), (4, 2, 3))
+    ]
 
     def function(blocks, diagonal, values):
         return product(pack(blocks, diagonal, incidence), values, incidence)
@@ -92,7 +119,9 @@ def test_packed_product_has_first_and_second_derivatives():
 
 
 def test_only_a_whole_graph_can_be_packed():
-    incidence = Incidence.of(random_graph(0)).restricted(torch.tensor([1, 2]), torch.tensor([], dtype=torch.int64))
+    incidence = Incidence.of(random_graph(0)).restricted(
+        torch.tensor([1, 2]), torch.tensor([], dtype=torch.int64)
+    )
     with pytest.raises(InputError, match="whole graph"):
         pack(torch.zeros(0, 2, 2), torch.zeros(2, 2, 2), incidence)
 
@@ -107,7 +136,12 @@ def test_single_level_rate_is_never_exceeded(gate, scale):
     for seed in range(3):
         torch.manual_seed(seed)
         graph = random_graph(seed)
-        model = scaled(StrongSheafDEQ(3, 2, stalk_dim=3, channels=4, hidden=8, gate=gate, shift=1.6, rate=0.95).double(), scale)
+        model = scaled(
+            StrongSheafDEQ(
+                3, 2, stalk_dim=3, channels=4, hidden=8, gate=gate, shift=1.6, rate=0.95
+            ).double(),
+            scale,
+        )
         with torch.no_grad():
             context = model.prepare(graph)
             for spread in (0.01, 0.5, 3.0):
@@ -127,7 +161,9 @@ class Unbudgeted(StrongSheafDEQ):
 class Unsplit(StrongSheafDEQ):
     def __init__(self, *sizes, **options):
         super().__init__(*sizes, **options)
-        self.gate = Gate("unsplit", lambda plus, minus: torch.tanh(plus - minus), self.gate.coefficient)
+        self.gate = Gate(
+            "unsplit", lambda plus, minus: torch.tanh(plus - minus), self.gate.coefficient
+        )
 
 
 @pytest.mark.parametrize(("broken", "gate"), [(Unbudgeted, "balance"), (Unsplit, "tanh")])
@@ -156,10 +192,14 @@ def test_budget_bounds_every_logit():
 
     def logits(u):
         rows = u.exp().view(2, 2, 4)
-        return model.budgeted_logits() @ (a1 @ (rows / rows.sum(-1, keepdim=True)).reshape(-1)).relu()
+        return (
+            model.budgeted_logits() @ (a1 @ (rows / rows.sum(-1, keepdim=True)).reshape(-1)).relu()
+        )
 
     for _ in range(30):
-        jacobian = torch.autograd.functional.jacobian(logits, 2 * torch.randn(16, dtype=torch.float64))
+        jacobian = torch.autograd.functional.jacobian(
+            logits, 2 * torch.randn(16, dtype=torch.float64)
+        )
         assert float(jacobian.abs().sum(1).max()) <= model.budget
 
 
@@ -167,7 +207,9 @@ def test_budget_bounds_every_logit():
 @pytest.mark.parametrize("gate", sorted(GATES))
 def test_each_level_of_a_cascade_contracts_given_the_level_below(gate, scale):
     torch.manual_seed(3)
-    model = scaled(SheafCascade(3, 2, levels=3, channels=4, hidden=6, gate=gate, shift=1.4).double(), scale).eval()
+    model = scaled(
+        SheafCascade(3, 2, levels=3, channels=4, hidden=6, gate=gate, shift=1.4).double(), scale
+    ).eval()
     graph = random_graph(1)
     with torch.no_grad():
         context = model.prepare(graph)
@@ -181,51 +223,78 @@ def test_each_level_of_a_cascade_contracts_given_the_level_below(gate, scale):
 
 
 def test_a_cascade_without_differences_reads_the_features_at_the_nodes_alone():
-    """With the node encoders at zero, features reach the output through the differences or not at all."""
+    """With the node encoders at zero, features reach the output through the differences or not at
+    all."""
     torch.manual_seed(3)
     index = torch.randint(0, 7, (2, 16))
-    graphs = [Graph.build(scale * torch.randn(7, 3, dtype=torch.float64), index) for scale in (1.0, 3.0)]
+    graphs = [
+        Graph.build(scale * torch.randn(7, 3, dtype=torch.float64), index) for scale in (1.0, 3.0)
+    ]
     for differences in (True, False):
-        model = SheafCascade(3, 2, levels=2, channels=2, hidden=4, differences=differences).double().eval()
+        model = (
+            SheafCascade(3, 2, levels=2, channels=2, hidden=4, differences=differences)
+            .double()
+            .eval()
+        )
         with torch.no_grad():
             model.encoder.weight.zero_()
             model.feature_drive.weight.zero_()
             first, second = (model.run(graph).logits for graph in graphs)
         assert torch.equal(first, second) != differences
-    with_edges = SheafCascade(3, 2, levels=2, channels=2, hidden=4, differences=False, edge_dim=2).double().eval()
+    with_edges = (
+        SheafCascade(3, 2, levels=2, channels=2, hidden=4, differences=False, edge_dim=2)
+        .double()
+        .eval()
+    )
     given = Graph.build(graphs[0].x, index, torch.randn(16, 2, dtype=torch.float64))
     with torch.no_grad():
         assert not torch.equal(
             with_edges.run(given).logits,
-            with_edges.run(Graph.build(given.x, given.edge_index, torch.zeros(16, 2, dtype=torch.float64))).logits,
+            with_edges.run(
+                Graph.build(given.x, given.edge_index, torch.zeros(16, 2, dtype=torch.float64))
+            ).logits,
         )
 
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_cascade_has_one_equilibrium_for_every_weight(scale):
     torch.manual_seed(int(scale * 10))
-    model = scaled(SheafCascade(3, 2, levels=3, channels=3, hidden=6, shift=1.6).double(), scale).eval()
+    model = scaled(
+        SheafCascade(3, 2, levels=3, channels=3, hidden=6, shift=1.6).double(), scale
+    ).eval()
     graph = random_graph(2)
     solver = Picard(steps=3000, tolerance=1e-12, stop_early=True, stagnation_window=1500)
     states = []
     with torch.no_grad():
         for size in (1e-3, 1.0, 1e3):
             start = size * random_positive((9, 27), 1.0)
-            states.append(model.run(graph, initial_state=start, solver=solver).solution.raise_if_failed().value)
+            states.append(
+                model.run(graph, initial_state=start, solver=solver)
+                .solution.raise_if_failed()
+                .value
+            )
         context = model.prepare(graph)
-        staged = model.solve_staged(context, graph, solver=replace(solver, steps=9000)).raise_if_failed()
+        staged = model.solve_staged(
+            context, graph, solver=replace(solver, steps=9000)
+        ).raise_if_failed()
     for state in [*states, staged.value]:
-        # A level may magnify the error of the level below by any factor: large weights cost digits, not uniqueness.
+        # A level may magnify the error of the level below by any factor: large weights cost digits,
+        # not uniqueness.
         assert float(THOMPSON(state, states[0]).max()) < 1e-6
 
 
 def test_strong_sheaf_has_one_equilibrium_for_large_weights():
     torch.manual_seed(0)
-    model = scaled(StrongSheafDEQ(3, 2, stalk_dim=3, channels=3, hidden=6, gate="tanh").double(), 100.0)
+    model = scaled(
+        StrongSheafDEQ(3, 2, stalk_dim=3, channels=3, hidden=6, gate="tanh").double(), 100.0
+    )
     graph = random_graph(2)
     solver = Picard(steps=3000, tolerance=1e-12, stop_early=True)
     with torch.no_grad():
-        runs = [model.run(graph, initial_state=s * random_positive((9, 9)), solver=solver).solution for s in (1e-3, 1.0, 1e3)]
+        runs = [
+            model.run(graph, initial_state=s * random_positive((9, 9)), solver=solver).solution
+            for s in (1e-3, 1.0, 1e3)
+        ]
     for run in runs:
         assert float(THOMPSON(run.raise_if_failed().value, runs[0].value).max()) < 1e-9
 
@@ -253,15 +322,20 @@ def test_implicit_and_unrolled_gradients_agree_at_the_equilibrium():
     gradients = []
     for rule in ("unrolled", "implicit"):
         torch.manual_seed(0)
-        model = SheafCascade(3, 2, levels=2, level_steps=60, channels=2, hidden=4, gradient=rule).double()
+        model = SheafCascade(
+            3, 2, levels=2, level_steps=60, channels=2, hidden=4, gradient=rule
+        ).double()
         model.run(random_graph(4)).logits.square().sum().backward()
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
-    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-3, atol=1e-4)  # the backward tolerance is 1e-6
+    # the backward tolerance is 1e-6
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-3, atol=1e-4)
 
 
 def test_training_draws_its_steps_and_evaluation_does_not():
     torch.manual_seed(0)
-    model = SheafCascade(3, 2, levels=2, level_steps=5, training_steps=(1, 3), channels=2, hidden=4).double()
+    model = SheafCascade(
+        3, 2, levels=2, level_steps=5, training_steps=(1, 3), channels=2, hidden=4
+    ).double()
     graph = random_graph(0)
     drawn = {model.run(graph).solution.steps for _ in range(20)}
     assert drawn == {2, 6}

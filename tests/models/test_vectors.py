@@ -1,4 +1,5 @@
-"""One forward pass of each published implementation, with its weights copied into ours (see tests/vectors/README.md)."""
+"""One forward pass of each published implementation, with its weights copied into ours (see
+tests/vectors/README.md)."""
 
 from __future__ import annotations
 
@@ -68,11 +69,14 @@ def test_ignn() -> None:
     model.recurrent.copy_(data["weight"].T)
     copy_linear(model.drive, data["omega"])
     copy_linear(model.linear_readout, data["readout"])
-    output = model.run(graph.with_features(propagated))  # the released code propagates the features once
+    # the released code propagates the features once
+    output = model.run(graph.with_features(propagated))
     assert output.solution is not None
     assert output.solution.converged
     agree(output.logits, data["output"])
-    projected = project_columns(data["weight_before_projection"].T, float(data["kappa"] / data["rho"]))
+    projected = project_columns(
+        data["weight_before_projection"].T, float(data["kappa"] / data["rho"])
+    )
     agree(projected.T, data["weight"])
     assert not torch.allclose(data["weight_before_projection"], data["weight"])
 
@@ -109,7 +113,9 @@ def test_neural_sheaf_diffusion(maps: str) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("maps", "activation"), [(m, a) for m in ("diagonal", "full") for a in ("tanh", "relu")])
+@pytest.mark.parametrize(
+    ("maps", "activation"), [(m, a) for m in ("diagonal", "full") for a in ("tanh", "relu")]
+)
 def test_dnsd(maps: str, activation: str) -> None:
     gate = activation == "tanh"
     graph, data = vector(f"dnsd_{maps}_{activation}{'_gate' if gate else ''}")
@@ -117,12 +123,22 @@ def test_dnsd(maps: str, activation: str) -> None:
     copy_linear(model.encoder, data["lin_in/weight"], data["lin_in/bias"])
     copy_linear(model.readout, data["lin_out/weight"], data["lin_out/bias"])
     for k, layer in enumerate(model.layers):
-        copy_linear(layer.receiver_maps, data[f"source_builders/{k}/lin/weight"], data[f"source_builders/{k}/lin/bias"])  # type: ignore[arg-type]
-        copy_linear(layer.sender_maps, data[f"target_builders/{k}/lin/weight"], data[f"target_builders/{k}/lin/bias"])  # type: ignore[arg-type]
+        copy_linear(
+            layer.receiver_maps,
+            data[f"source_builders/{k}/lin/weight"],
+            data[f"source_builders/{k}/lin/bias"],
+        )  # type: ignore[arg-type]
+        copy_linear(
+            layer.sender_maps,
+            data[f"target_builders/{k}/lin/weight"],
+            data[f"target_builders/{k}/lin/bias"],
+        )  # type: ignore[arg-type]
         layer.stalk_mixing.copy_(data[f"convs/{k}/W1"])  # type: ignore[operator]
         layer.channel_mixing.copy_(data[f"convs/{k}/W2"])  # type: ignore[operator]
         layer.epsilon.copy_(data[f"convs/{k}/eps"])  # type: ignore[operator]
         if gate:
-            copy_linear(layer.gate, data[f"convs/{k}/gate_lin/weight"], data[f"convs/{k}/gate_lin/bias"])  # type: ignore[arg-type]
+            copy_linear(
+                layer.gate, data[f"convs/{k}/gate_lin/weight"], data[f"convs/{k}/gate_lin/bias"]
+            )  # type: ignore[arg-type]
         copy_linear(layer.norm, data[f"norms/{k}/weight"], data[f"norms/{k}/bias"])  # type: ignore[arg-type]
     agree(model.run(graph).logits, data["output"])

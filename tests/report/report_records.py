@@ -7,9 +7,20 @@ from sheafdeq.training.config import TrainingConfig
 
 
 def record(
-    *, test, validation, seed=42, model="sheafdeq", shift=1.3, level=10, task="community", unconverged=False, finished="1",
-    edge_inputs=None, differences=None, **training,
-):  # fmt: skip
+    *,
+    test,
+    validation,
+    seed=42,
+    model="sheafdeq",
+    shift=1.3,
+    level=10,
+    task="community",
+    unconverged=False,
+    finished="1",
+    edge_inputs=None,
+    differences=None,
+    **training,
+):
     """A record with the given scores; everything else is what a run would write."""
     options = {} if shift is None else {"shift": shift}
     if differences is not None:
@@ -23,18 +34,38 @@ def record(
             **training,
         }
     )
-    digest = f"{model}{options}{level}{seed}{task}{task_options}{finished}{sorted(training.items())}"
-    solves = {"to_tolerance": True, "steps": 5, "tolerance": 1e-6, "training": {}, "final": {"maximum-steps": 1}, "residual": 1.0}
+    digest = (
+        f"{model}{options}{level}{seed}{task}{task_options}{finished}{sorted(training.items())}"
+    )
+    solves = {
+        "to_tolerance": True,
+        "steps": 5,
+        "tolerance": 1e-6,
+        "training": {},
+        "final": {"maximum-steps": 1},
+        "residual": 1.0,
+    }
     return RunRecord.parse(
         {
             "format": 1,
             "id": digest,
             "config": config.payload(),
             "task": {
-                "name": task, "title": task, "level": level, "options": {}, "digest": "", "score": "accuracy (%)",
+                "name": task,
+                "title": task,
+                "level": level,
+                "options": {},
+                "digest": "",
+                "score": "accuracy (%)",
                 "constant_score": 33.0,
             },
-            "model": {"name": model, "title": model.title(), "family": model, "options": options, "parameters": 1},
+            "model": {
+                "name": model,
+                "title": model.title(),
+                "family": model,
+                "options": options,
+                "parameters": 1,
+            },
             "code": {},
             "epochs": 1,
             "stopped": "patience",
@@ -47,4 +78,4 @@ def record(
             "timing": {"finished": finished, "wall_seconds": 1.0},
         },
         "test",
-    )  # fmt: skip
+    )

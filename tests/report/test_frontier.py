@@ -1,16 +1,26 @@
-"""Accuracy against trust: which runs become points, what a point says, and that crowded labels stay apart."""
+"""Accuracy against trust: which runs become points, what a point says, and that crowded labels stay
+apart."""
 
 from pathlib import Path
 from typing import Any
 
 from matplotlib.text import Text
 
-from sheafdeq.report.figures import CERTIFICATE, DIAGNOSTICS, Source, _frontier_points, draw_all, write_drawings
+from sheafdeq.report.figures import (
+    CERTIFICATE,
+    DIAGNOSTICS,
+    Source,
+    _frontier_points,
+    draw_all,
+    write_drawings,
+)
 
 TITLE = "community, level 10"
 
 
-def diagnosis(run: str, residual: float | None, score: float, groups: list[list[str]], **facts: Any) -> Source:
+def diagnosis(
+    run: str, residual: float | None, score: float, groups: list[list[str]], **facts: Any
+) -> Source:
     starts = [start for group in groups for start in group]
     trajectory = {"start": starts[0], "update": [1.0, residual], "score": [0.0, score]}
     payload = {
@@ -20,7 +30,11 @@ def diagnosis(run: str, residual: float | None, score: float, groups: list[list[
         "graph": "test",
         "model": {"name": "sheafdeq", "title": "SheafDEQ", "options": {}},
         "task": {"name": "community", "title": TITLE, "level": 10, "score": "accuracy (%)"},
-        "continued": {"iterations": 2, "trajectories": [trajectory], "agreement": {"groups": groups, "starts": starts}},
+        "continued": {
+            "iterations": 2,
+            "trajectories": [trajectory],
+            "agreement": {"groups": groups, "starts": starts},
+        },
         **facts,
     }
     return Source(Path(f"diagnostics/{run}.json"), "0" * 64, payload)
@@ -28,7 +42,14 @@ def diagnosis(run: str, residual: float | None, score: float, groups: list[list[
 
 def certificate(run: str, verdict: str) -> Source:
     facts = {"verdict": verdict, "observations": {"residual": 1e-13}}
-    payload = {"schema": CERTIFICATE, "run": run, "model": "sheafdeq", "task": TITLE, "seed": 42, "certificate": facts}
+    payload = {
+        "schema": CERTIFICATE,
+        "run": run,
+        "model": "sheafdeq",
+        "task": TITLE,
+        "seed": 42,
+        "certificate": facts,
+    }
     return Source(Path(f"certificates/{run}.json"), "1" * 64, payload)
 
 
@@ -36,7 +57,8 @@ def test_points_join_what_is_measured_with_what_is_proved():
     sources = [
         diagnosis("a", 0.6, 98.9, [["default"], ["0.001", "1"]]),
         diagnosis("b", 1e-6, 99.1, [["default", "0.001"], ["1"]]),
-        diagnosis("b", 1e-9, 99.1, [["default"]], damping=0.5, label="SheafDEQ, damped 0.5"),  # a point of its own
+        # a point of its own
+        diagnosis("b", 1e-9, 99.1, [["default"]], damping=0.5, label="SheafDEQ, damped 0.5"),
         diagnosis("c", None, 50.0, [["default"]]),  # lost to infinity
         certificate("b", "refuted"),
         certificate("e", "certified"),  # no run record, so no score
@@ -47,8 +69,15 @@ def test_points_join_what_is_measured_with_what_is_proved():
         (1e-9, 99.1, "refuted", None),
         (1e-6, 99.1, "refuted", (2, 3)),
     ]
-    assert [point.text for point in points] == ["SheafDEQ a", "SheafDEQ, damped 0.5", "SheafDEQ b"]  # told apart
-    assert [source.path.name for source in used] == ["a.json", "b.json", "b.json", "b.json", "b.json"]
+    # told apart
+    assert [point.text for point in points] == ["SheafDEQ a", "SheafDEQ, damped 0.5", "SheafDEQ b"]
+    assert [source.path.name for source in used] == [
+        "a.json",
+        "b.json",
+        "b.json",
+        "b.json",
+        "b.json",
+    ]
     assert _frontier_points(sources, "another task") == ([], [])
 
 
@@ -63,7 +92,8 @@ def test_a_crowded_figure_keeps_its_labels_apart(tmp_path):
     assert len(drawing.sources) == 18
     axis = drawing.figure.axes[0]
     drawing.figure.canvas.draw()
-    boxes = [Text.get_window_extent(text) for text in axis.texts]  # of the words alone, without the line to the point
+    # of the words alone, without the line to the point
+    boxes = [Text.get_window_extent(text) for text in axis.texts]
     assert [text.get_text() for text in axis.texts] == [str(number) for number in range(1, 10)]
     names = [text.get_text() for legend in drawing.figure.legends for text in legend.get_texts()]
     assert sum("[1 of 2]" in name for name in names) == 9

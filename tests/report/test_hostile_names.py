@@ -1,4 +1,5 @@
-"""Names from records reach terminals, Markdown, spreadsheets, LaTeX and figures without acting there."""
+"""Names from records reach terminals, Markdown, spreadsheets, LaTeX and figures without acting
+there."""
 
 import csv
 import io
@@ -13,17 +14,42 @@ from sheafdeq.records import read_records, write_sealed
 from sheafdeq.report.tables import FORMATS, Cell, Row, Table, render
 
 HOSTILE = [
-    "\x1b]0;title\x07\x1b[2J", "a\nb", "a\rb", "\u202eevil", "\x9b31m", "=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", " =1",
-    "<script>alert(1)</script>", "![x](http://tracker/x.png)", "[x](javascript:alert(1))", "a|b", "`rm`", "**b**", r"$\frac{$",
-    "\\", "$", "{", "http://example.org", "[a]: http://b", "\ud800",
-]  # fmt: skip
+    "\x1b]0;title\x07\x1b[2J",
+    "a\nb",
+    "a\rb",
+    "\u202eevil",
+    "\x9b31m",
+    "=cmd|' /C calc'!A0",
+    "+1+1",
+    "-2+3",
+    "@SUM(A1)",
+    " =1",
+    "<script>alert(1)</script>",
+    "![x](http://tracker/x.png)",
+    "[x](javascript:alert(1))",
+    "a|b",
+    "`rm`",
+    "**b**",
+    r"$\frac{$",
+    "\\",
+    "$",
+    "{",
+    "http://example.org",
+    "[a]: http://b",
+    "\ud800",
+]
 
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_tables_print_names_and_nothing_else(form, name):
     cell = Cell((1.0, 0.5, 1.5), ".1f", (1, 1), note=name)
-    plain = Table("t", ("c",), (Row("m", "ours", (Cell((1.0, 0.5, 1.5), ".1f", (1, 1), note="n"),)),), ("note",))
+    plain = Table(
+        "t",
+        ("c",),
+        (Row("m", "ours", (Cell((1.0, 0.5, 1.5), ".1f", (1, 1), note="n"),)),),
+        ("note",),
+    )
     text = render(Table(name, (name,), (Row(name, name, (cell,)),), (name,)), form)
     text.encode("utf-8")
     assert all(c.isprintable() or c == "\n" for c in text)
@@ -74,7 +100,9 @@ def test_a_record_with_a_formula_for_a_name_is_drawn(tmp_path):
     payload["model"]["title"] = payload["label"] = r"$\frac{$"
     (tmp_path / "diagnostics").mkdir()
     write_sealed(tmp_path / "diagnostics" / "a.json", payload)
-    assert write_drawings(draw_all(read_sources(tmp_path), ["continued", "settling"]), tmp_path / "out", "test")
+    assert write_drawings(
+        draw_all(read_sources(tmp_path), ["continued", "settling"]), tmp_path / "out", "test"
+    )
     for broken in ({**payload, "continued": 5}, {**payload, "task": []}, {**payload, "model": {}}):
         write_sealed(tmp_path / "diagnostics" / "a.json", broken)
         with pytest.raises(RecordError, match=r"a\.json"):
@@ -103,7 +131,10 @@ def test_an_unreadable_folder_is_named_and_counted(tmp_path, monkeypatch, capsys
 
 def test_tables_fit_the_terminal():
     header = ["model", "parameters", *(f"a column with a long title {k}" for k in range(8))]
-    rows = [[f"model {k}", "1,234", *("a cell that says a good deal" for _ in range(8))] for k in range(3)]
+    rows = [
+        [f"model {k}", "1,234", *("a cell that says a good deal" for _ in range(8))]
+        for k in range(3)
+    ]
     wide = fitted(header, rows, None)
     assert max(map(len, wide.splitlines())) > 200
     for width in (40, 80, 120):
@@ -129,7 +160,9 @@ def test_commands_fit_a_terminal_of_eighty_columns(monkeypatch, capsys):
         table = [line for line in narrow.splitlines() if ": " not in line]
         assert max(map(len, table)) <= 80, command
         assert main([*command, "--wide"]) == 0
-        assert len(max(capsys.readouterr().out.splitlines(), key=len)) >= len(max(narrow.splitlines(), key=len))
+        assert len(max(capsys.readouterr().out.splitlines(), key=len)) >= len(
+            max(narrow.splitlines(), key=len)
+        )
 
 
 def test_the_progress_bar_has_a_width_at_eighty_columns():
@@ -140,10 +173,18 @@ def test_the_progress_bar_has_a_width_at_eighty_columns():
 
     stream = io.StringIO()
     bar = BarProgress(Console(file=stream, width=80, force_terminal=True, color_system=None))
-    bar.start("community level 10, sheaf-cascade levels=8 level_steps=8 hidden=24 edge_hidden=24 gain=0.2, seed 42", 0, 2000)
+    bar.start(
+        "community level 10, sheaf-cascade levels=8 level_steps=8 hidden=24 edge_hidden=24 "
+        "gain=0.2, seed 42",
+        0,
+        2000,
+    )
     bar.update(EpochMetrics(2000, 0.12345, 98.765, 99.123, 900, 0.01))
     bar.bar.refresh()
     bar.finish("done")
-    line = max((part for part in stream.getvalue().replace("\r", "\n").split("\n") if "2000/2000" in part), key=len)
+    line = max(
+        (part for part in stream.getvalue().replace("\r", "\n").split("\n") if "2000/2000" in part),
+        key=len,
+    )
     assert line.count("━") + line.count("╸") + line.count("╺") >= 10
     assert "best 99.12" in line

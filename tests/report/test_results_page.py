@@ -1,4 +1,5 @@
-"""RESULTS.md is what the records say, and says what differs, what explains it and what is not there."""
+"""RESULTS.md is what the records say, and says what differs, what explains it and what is not
+there."""
 
 from __future__ import annotations
 
@@ -12,15 +13,26 @@ from sheafdeq.cli.tables import RESULTS_COMMAND, evidence_folders, evidence_of
 from sheafdeq.errors import InputError
 from sheafdeq.records import EVALUATION_SCHEMA, write_sealed
 from sheafdeq.report.explanations import read_explanations
-from sheafdeq.report.results_page import BEGIN, END, differences, headlines, results_page, with_section
+from sheafdeq.report.results_page import (
+    BEGIN,
+    END,
+    differences,
+    headlines,
+    results_page,
+    with_section,
+)
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_the_page_and_the_readme_are_what_the_records_say():
     """Run `make results` after adding records."""
-    evidence = evidence_of(evidence_folders(ROOT / "results"), ROOT / "results" / "explanations.toml")
-    assert (ROOT / "RESULTS.md").read_text(encoding="utf-8") == results_page(evidence, RESULTS_COMMAND)
+    evidence = evidence_of(
+        evidence_folders(ROOT / "results"), ROOT / "results" / "explanations.toml"
+    )
+    assert (ROOT / "RESULTS.md").read_text(encoding="utf-8") == results_page(
+        evidence, RESULTS_COMMAND
+    )
     tables = {name: evidence.table(name) for name in ("community", "distributed")}
     lines = [f"* {line}" for line in headlines(evidence, tables, differences(evidence))]
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -32,14 +44,24 @@ def test_the_page_and_the_readme_are_what_the_records_say():
 
 def fresh(run, score):
     return {
-        "schema": EVALUATION_SCHEMA, "command": "", "label": "fresh", "run": run.id, "model": {}, "seed": run.seed,
-        "task": {}, "splits": {"test": {"score": score}}, "solves": None, "dtype": "float32", "timing": {},
-    }  # fmt: skip
+        "schema": EVALUATION_SCHEMA,
+        "command": "",
+        "label": "fresh",
+        "run": run.id,
+        "model": {},
+        "seed": run.seed,
+        "task": {},
+        "splits": {"test": {"score": score}},
+        "solves": None,
+        "dtype": "float32",
+        "timing": {},
+    }
 
 
 @pytest.fixture
 def results(tmp_path):
-    """Three levels of SheafDEQ: inside, above by less than two points, below by more; IGNN far above; and an error that is larger."""
+    """Three levels of SheafDEQ: inside, above by less than two points, below by more; IGNN far
+    above; and an error that is larger."""
     folder = tmp_path / "results"
     folder.mkdir()
     runs = {
@@ -52,9 +74,16 @@ def results(tmp_path):
     }
     for name, run in runs.items():
         # Ids of real runs are hexadecimal digests.
-        payload = {**run.payload(), "id": f"{name:x<8}".ljust(64, "0"), "timing": {"cpu_seconds": 90.0, "finished": "1"}}
+        payload = {
+            **run.payload(),
+            "id": f"{name:x<8}".ljust(64, "0"),
+            "timing": {"cpu_seconds": 90.0, "finished": "1"},
+        }
         write_sealed(folder / f"{name}.run.json", payload)
-    write_sealed(folder / "inside.eval.json", {**fresh(runs["inside"], 97.0), "run": "insidexx".ljust(64, "0")})
+    write_sealed(
+        folder / "inside.eval.json",
+        {**fresh(runs["inside"], 97.0), "run": "insidexx".ljust(64, "0")},
+    )
     return folder
 
 
@@ -64,7 +93,11 @@ def evidence_below(folder):
 
 def test_differences_beyond_two_points_are_explained_or_unexplained(results):
     found = {(d.row, d.column): d for d in differences(evidence_below(results))}
-    assert set(found) == {("SheafDEQ, shift 1.3", "L7"), ("IGNN", "L10"), ("SheafDEQ, shift 1.3", "Counting")}
+    assert set(found) == {
+        ("SheafDEQ, shift 1.3", "L7"),
+        ("IGNN", "L10"),
+        ("SheafDEQ, shift 1.3", "Counting"),
+    }
     assert {d.explanation for d in found.values()} == {"unexplained"}
     (results / "explanations.toml").write_text(
         """
@@ -85,7 +118,9 @@ def test_differences_beyond_two_points_are_explained_or_unexplained(results):
     found = {(d.row, d.column): d.explanation for d in differences(evidence)}
     assert found["IGNN", "L10"] == "Seen before. (`abovexxx`)"
     assert found["SheafDEQ, shift 1.3", "L7"] == "unexplained"  # one of its records does not exist
-    assert evidence.explanations.unsupported == ("community, SheafDEQ, shift 1.3, L7: no record ffffffff",)
+    assert evidence.explanations.unsupported == (
+        "community, SheafDEQ, shift 1.3, L7: no record ffffffff",
+    )
 
 
 def test_the_page_says_what_it_must(results, capsys):
@@ -102,13 +137,24 @@ def test_the_page_says_what_it_must(results, capsys):
     assert "SheafDEQ [constant rate]" in page
     assert "residual 8.95e-07 after 420 iterations" in page
     (results / "near.run.json").write_text("{}")
-    assert "1 files excluded: near.run.json" in results_page(evidence_below(results), RESULTS_COMMAND)
+    assert "1 files excluded: near.run.json" in results_page(
+        evidence_below(results), RESULTS_COMMAND
+    )
 
 
 def test_the_command_writes_page_readme_and_picture(results, tmp_path, capsys):
     readme = tmp_path / "README.md"
     readme.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    words = ["tables", "results", "--results", str(results), "--out", str(tmp_path / "RESULTS.md"), "--figures", str(tmp_path / "figures")]
+    words = [
+        "tables",
+        "results",
+        "--results",
+        str(results),
+        "--out",
+        str(tmp_path / "RESULTS.md"),
+        "--figures",
+        str(tmp_path / "figures"),
+    ]
     assert main(words) == 0
     text = readme.read_text()
     assert text.startswith(f"before\n{BEGIN}\n* **Coverage.** 5 of the 79")
@@ -117,7 +163,8 @@ def test_the_command_writes_page_readme_and_picture(results, tmp_path, capsys):
     assert (tmp_path / "figures" / "results-community.svg").stat().st_size > 1000
     assert main(["tables", "results", "--results", str(results)]) == 0
     assert capsys.readouterr().out == (tmp_path / "RESULTS.md").read_text()
-    (results / "near.run.json").write_text("{}")  # a damaged record is named and left out of the picture, too
+    # a damaged record is named and left out of the picture, too
+    (results / "near.run.json").write_text("{}")
     assert main(words) == 0
     assert "excluded near.run.json" in capsys.readouterr().err
 

@@ -26,7 +26,13 @@ from sheafdeq.report.tables import (
     staleness_table,
 )
 from sheafdeq.training.recipe import recipe_values
-from sheafdeq.training.selection import READ_EDGE_FEATURES, deviations, sees_differences, select, summarise
+from sheafdeq.training.selection import (
+    READ_EDGE_FEATURES,
+    deviations,
+    sees_differences,
+    select,
+    summarise,
+)
 
 
 def cell(table, title, column, source="ours"):
@@ -43,7 +49,10 @@ def cell(table, title, column, source="ours"):
 
 def test_selection_is_by_mean_validation_and_blind_to_test():
     records = [record(test=50.0, validation=90.0, shift=1.2, seed=seed) for seed in (42, 43)]
-    records += [record(test=99.0, validation=80.0, shift=1.4, seed=42), record(test=99.0, validation=95.0, shift=1.4, seed=43)]
+    records += [
+        record(test=99.0, validation=80.0, shift=1.4, seed=42),
+        record(test=99.0, validation=95.0, shift=1.4, seed=43),
+    ]
     chosen = select(summarise(records))
     assert chosen.options == {"shift": 1.2}
     assert chosen.spread() == (50.0, 50.0, 50.0)
@@ -53,11 +62,18 @@ def test_the_papers_protocol_goes_before_deviations():
     records = [record(test=1.0, validation=10.0), record(test=2.0, validation=99.0, max_epochs=10)]
     assert select(summarise(records)).deviations == ()
     assert deviations(records[1].config) == ("max_epochs=10",)
-    assert deviations(record(test=1, validation=1, penalties={"residual_weight": 2.0}).config) == ("penalties=residual_weight=2",)
+    assert deviations(record(test=1, validation=1, penalties={"residual_weight": 2.0}).config) == (
+        "penalties=residual_weight=2",
+    )
 
 
 def test_the_later_of_two_runs_of_one_configuration_counts():
-    summaries = summarise([record(test=1.0, validation=1.0, finished="2"), record(test=5.0, validation=1.0, finished="1")])
+    summaries = summarise(
+        [
+            record(test=1.0, validation=1.0, finished="2"),
+            record(test=5.0, validation=1.0, finished="1"),
+        ]
+    )
     assert [summary.spread() for summary in summaries] == [(1.0, 1.0, 1.0)]
 
 
@@ -87,19 +103,29 @@ def test_the_papers_tables_are_complete_and_consistent():
                 if isinstance(values, list):
                     middle, low, high = values
                     assert low <= middle <= high
-    spot = {(line["model"], line["options"].get("shift")): line["cells"] for line in paper_numbers("community")["full"]}
+    spot = {
+        (line["model"], line["options"].get("shift")): line["cells"]
+        for line in paper_numbers("community")["full"]
+    }
     assert spot["sheafdeq", 1.3][-1] == [98.7, 97.9, 98.9]
-    energy = next(line for line in paper_numbers("distributed")["compact"] if line["family"] == "energygnn")
+    energy = next(
+        line for line in paper_numbers("distributed")["compact"] if line["family"] == "energygnn"
+    )
     assert energy["cells"][-1] == {"missing": "unconverged"}
 
 
 def test_every_compact_cell_of_the_paper_is_a_cell_of_its_full_table_or_known_not_to_be():
-    # One compact cell of the paper (DNSD, level 7: 89.6 [64.7, 92.7]) is in no row of its full table.
+    # One compact cell of the paper (DNSD, level 7: 89.6 [64.7, 92.7]) is in no row of its full
+    # table.
     strangers = []
     for name in ("community", "distributed"):
         paper = paper_numbers(name)
         for line in paper["compact"]:
-            members = [row for row in paper["full"] if row["model"].startswith(line["family"]) or row["model"] == line["family"]]
+            members = [
+                row
+                for row in paper["full"]
+                if row["model"].startswith(line["family"]) or row["model"] == line["family"]
+            ]
             for index, values in enumerate(line["cells"]):
                 if values not in [row["cells"][index] for row in members]:
                     strangers.append((line["family"], paper["columns"][index]["title"], values))
@@ -137,7 +163,11 @@ def test_full_table_has_a_row_for_each_configuration_and_for_what_the_paper_has_
 
 
 def test_other_protocols_have_rows_of_their_own_and_continued_runs_are_left_out():
-    recipe = {key: value for key, value in recipe_values("per-graph").items() if key not in ("task", "model")}
+    recipe = {
+        key: value
+        for key, value in recipe_values("per-graph").items()
+        if key not in ("task", "model")
+    }
     records = [
         record(test=98.7, validation=1.0),
         record(test=90.0, validation=99.0, unconverged=True, max_epochs=5),
@@ -148,7 +178,8 @@ def test_other_protocols_have_rows_of_their_own_and_continued_runs_are_left_out(
     ]
     for full, name in ((False, "SheafDEQ"), (True, "SheafDEQ, shift 1.3")):
         table = paper_table("community", summarise(records), select, full=full)
-        title = "SheafDEQ" if not full else "Sheafdeq, shift 1.3"  # rows beside the paper's have the record's own title
+        # rows beside the paper's have the record's own title
+        title = "SheafDEQ" if not full else "Sheafdeq, shift 1.3"
         assert cell(table, name, "L10").spread[0] == 98.7
         assert cell(table, name, "L10").verdict == "inside"
         assert cell(table, name, "L7").spread is None  # a penalised run is another protocol
@@ -179,7 +210,9 @@ def test_the_verdict_is_taken_at_the_printed_precision():
 
 def test_recipes_that_differ_by_their_task_share_a_row():
     def by(name, **fields):
-        training = {key: value for key, value in recipe_values(name).items() if key not in ("task", "model")}
+        training = {
+            key: value for key, value in recipe_values(name).items() if key not in ("task", "model")
+        }
         return record(validation=1.0, model="sheaf-cascade", shift=None, **fields, **training)
 
     records = [by("cascade-coordinates", test=-0.1, task="coordinates", level=None)]
@@ -194,9 +227,17 @@ def test_rows_say_which_see_differences():
     plain = record(test=60.0, validation=1.0)
     given = record(test=99.0, validation=1.0, edge_inputs="difference")
     cascade = record(test=98.0, validation=1.0, model="sheaf-cascade", shift=None)
-    without = record(test=80.0, validation=1.0, model="sheaf-cascade", shift=None, differences=False)
+    without = record(
+        test=80.0, validation=1.0, model="sheaf-cascade", shift=None, differences=False
+    )
     ignores = record(test=50.0, validation=1.0, model="ignn", shift=None, edge_inputs="difference")
-    assert [sees_differences(r) for r in (plain, given, cascade, without, ignores)] == [False, True, True, False, False]
+    assert [sees_differences(r) for r in (plain, given, cascade, without, ignores)] == [
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
     table = paper_table("community", summarise([plain, given, cascade, without, ignores]), select)
     assert cell(table, "SheafDEQ", "L10").spread[0] == 60.0
     assert cell(table, "SheafDEQ Δ", "L10").spread[0] == 99.0
@@ -226,7 +267,10 @@ def test_fresh_graphs_have_a_column_of_their_own():
     assert cell(table, "SheafDEQ", "L10 fresh", "paper").text() == ""
     assert cell(table, "MLP", "L10 fresh").text() == ""
     assert all(len(row.cells) == 7 for row in table.rows)
-    assert paper_table("community", summarise(records), select, fresh={"other": 1.0}).columns[-1] == "L10"
+    assert (
+        paper_table("community", summarise(records), select, fresh={"other": 1.0}).columns[-1]
+        == "L10"
+    )
 
 
 def test_what_cannot_be_believed_is_named_and_counted(tmp_path, capsys):
@@ -238,7 +282,9 @@ def test_what_cannot_be_believed_is_named_and_counted(tmp_path, capsys):
     run = tmp_path / "run"
     run.mkdir()
     payload = record(test=98.0, validation=1.0, seed=44).payload()
-    write_sealed(run / "record.json", {**payload, "checkpoint": {"checkpoint.safetensors": "0" * 64}})
+    write_sealed(
+        run / "record.json", {**payload, "checkpoint": {"checkpoint.safetensors": "0" * 64}}
+    )
     (run / "checkpoint.safetensors").write_bytes(b"another")
     (tmp_path / "bad.eval.json").write_text("{}")
     found = collect([tmp_path])
@@ -255,7 +301,9 @@ def test_what_cannot_be_believed_is_named_and_counted(tmp_path, capsys):
 
 
 def test_another_metric_replaces_the_score_and_hides_the_paper():
-    table = paper_table("community", summarise([record(test=90.0, validation=1.0)]), select, metric="accuracy")
+    table = paper_table(
+        "community", summarise([record(test=90.0, validation=1.0)]), select, metric="accuracy"
+    )
     assert cell(table, "SheafDEQ", "L10").spread == (0.9, 0.9, 0.9)
     assert not any(row.source == "paper" for row in table.rows)
 
@@ -274,15 +322,29 @@ class _Reader(HTMLParser):
 
 
 def test_every_format_holds_the_numbers():
-    table = paper_table("distributed", summarise([record(test=-0.4, validation=1.0, task="counting", level=None)]), select)
+    table = paper_table(
+        "distributed",
+        summarise([record(test=-0.4, validation=1.0, task="counting", level=None)]),
+        select,
+    )
     for form in FORMATS:
         text = render(table, form)
         assert "-0.4" in text
         assert "-0.317" in text  # the paper's
         assert "missing" in text
     rows = list(csv.DictReader(io.StringIO(render(table, "csv"))))
-    ours = next(row for row in rows if (row["model"], row["source"]) == ("SheafDEQ", "ours") and row["column"].startswith("Count"))
-    assert (ours["median"], ours["finished"], ours["planned"], ours["configuration"]) == ("-0.4", "1", "5", "shift 1.3")
+    ours = next(
+        row
+        for row in rows
+        if (row["model"], row["source"]) == ("SheafDEQ", "ours")
+        and row["column"].startswith("Count")
+    )
+    assert (ours["median"], ours["finished"], ours["planned"], ours["configuration"]) == (
+        "-0.4",
+        "1",
+        "5",
+        "shift 1.3",
+    )
     reader = _Reader()
     reader.feed(render(table, "html"))
     assert reader.open == []
@@ -296,12 +358,16 @@ def test_every_format_holds_the_numbers():
 
 
 def test_overview_shows_whatever_there_is():
-    table = overview_table(summarise([record(test=90.0, validation=1.0), record(test=80.0, validation=1.0, seed=43)]), select)
+    table = overview_table(
+        summarise([record(test=90.0, validation=1.0), record(test=80.0, validation=1.0, seed=43)]),
+        select,
+    )
     assert table.columns == ("community L10: accuracy (%)",)
     assert cell(table, "Sheafdeq", table.columns[0]).text() == "85.0 [80.0, 90.0] 2/2 (shift 1.3)"
 
 
-# ---------------------------------------------------------------------- staleness and the command line
+# ---------------------------------------------------------------------- staleness and the command
+# line
 
 
 def staleness_payload(status="converged", study="schedules", median=2e-5, **other):
@@ -312,10 +378,19 @@ def staleness_payload(status="converged", study="schedules", median=2e-5, **othe
         "model": {"name": "sheafdeq", "title": "SheafDEQ", "options": {}},
         "task": {"name": "community", "level": 7},
         "simulation": "exact",
-        "reference": {"kind": "converged", "steps": 90, "status": status, "residual": 1e-7, "score": 99.0},
+        "reference": {
+            "kind": "converged",
+            "steps": 90,
+            "status": status,
+            "residual": 1e-7,
+            "score": 99.0,
+        },
         "conditions": [
             {
-                "update_window": 5, "max_delay": 2, "samples": 20, "counted": 19,
+                "update_window": 5,
+                "max_delay": 2,
+                "samples": 20,
+                "counted": 19,
                 "d_out": {"median": median, "min": 1e-5, "max": 3e-5},
             },
         ],
@@ -332,9 +407,13 @@ def test_staleness_has_a_row_for_every_run_and_takes_no_other_study_for_it():
         staleness_payload(task={"name": "community", "level": 10}, median=9.0),
     ]
     table = staleness_table(studies)
-    assert cell(table, "SheafDEQ (5, 2)", "d_out", "ours abababab").text() == "2.00e-05 [1.00e-05, 3.00e-05] 19/20"
+    assert cell(table, "SheafDEQ (5, 2)", "d_out", "ours abababab").text() == (
+        "2.00e-05 [1.00e-05, 3.00e-05] 19/20"
+    )
     assert cell(table, "SheafDEQ (5, 2)", "d_out", "ours cdcdcdcd").marks == ("†",)
-    assert cell(table, "SheafDEQ (5, 2)", "d_out", "paper").text() == "7.08e-04 [7.08e-04, 7.09e-04]"
+    assert cell(table, "SheafDEQ (5, 2)", "d_out", "paper").text() == (
+        "7.08e-04 [7.08e-04, 7.09e-04]"
+    )
     assert cell(table, "Mine (5, 2)", "d_out", "ours abababab").text().startswith("2.90e-05")
     assert cell(table, "Loop Transformer (20 loops) (5, 2)", "d_out").text() == "missing"
     assert not any("9.00" in entry.text() for row in table.rows for entry in row.cells)
@@ -345,7 +424,8 @@ def test_staleness_has_a_row_for_every_run_and_takes_no_other_study_for_it():
 
 def test_some_columns_only():
     part = only_columns(staleness_table([staleness_payload()]), ["d_out"])
-    assert [row.title for row in part.rows] == ["SheafDEQ (5, 2)", ""]  # what we have not measured is left out, with the paper's
+    # what we have not measured is left out, with the paper's
+    assert [row.title for row in part.rows] == ["SheafDEQ (5, 2)", ""]
     with pytest.raises(InputError, match="no column 'L8'"):
         only_columns(part, ["L8"])
 

@@ -13,7 +13,9 @@ from sheafdeq.training.sweep import Sweep
 SMOKE = Path(__file__).parents[2] / "results" / "smoke"
 
 
-@pytest.mark.parametrize(("name", "options"), [("table.txt", []), ("table_full.md", ["--full", "--format", "markdown"])])
+@pytest.mark.parametrize(
+    ("name", "options"), [("table.txt", []), ("table_full.md", ["--full", "--format", "markdown"])]
+)
 def test_tables_of_the_smoke_sweep_come_out_equal(name, options, capsys):
     assert main(["tables", "all", "--results", str(SMOKE), *options]) == 0
     assert capsys.readouterr().out == (SMOKE / name).read_text()

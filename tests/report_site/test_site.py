@@ -1,4 +1,5 @@
-"""The report without a browser: what is written, what is linked, what cannot be injected, and how long it takes."""
+"""The report without a browser: what is written, what is linked, what cannot be injected, and how
+long it takes."""
 
 import json
 import re
@@ -53,7 +54,11 @@ def configuration(record):
 
 def site_of(tmp_path, *folders):
     return build_site(
-        collect(folders), tmp_path / "site", summarise=summarise, select=select, configuration=configuration
+        collect(folders),
+        tmp_path / "site",
+        summarise=summarise,
+        select=select,
+        configuration=configuration,
     )
 
 
@@ -116,22 +121,36 @@ def test_the_overview_shows_the_terminal_table_with_its_marks(stored):
 
 def test_each_number_of_ours_leads_to_its_runs(stored):
     html = (stored.out / "index.html").read_text()
-    table = re.search(r'<table class="sortable grouped" data-table="community">.*?</table>', html, re.DOTALL).group()
+    table = re.search(
+        r'<table class="sortable grouped" data-table="community">.*?</table>', html, re.DOTALL
+    ).group()
     rows = re.findall(r'<tr class="ours">(.*?)</tr>', table, re.DOTALL)
-    numbers = [cell for row in rows[:-1] for cell in re.findall(r'<td data-v="[^"]+".*?</td>', row, re.DOTALL)]
+    numbers = [
+        cell
+        for row in rows[:-1]
+        for cell in re.findall(r'<td data-v="[^"]+".*?</td>', row, re.DOTALL)
+    ]
     assert numbers
     for cell in numbers:
         assert re.search(r'<a href="(runs/[0-9a-f]{64}\.html|compare\.html#[0-9a-f,]+)">', cell)
 
 
 def test_a_run_page_says_what_the_studies_say(stored):
-    name = next(path.parent.name for path in (ROOT / "results" / "runs").glob("3d446335*/record.json"))
+    name = next(
+        path.parent.name for path in (ROOT / "results" / "runs").glob("3d446335*/record.json")
+    )
     text = Page((stored.out / "runs" / f"{name}.html").read_text()).text
     assert "6 starts end in 6 different states" in text
     assert "not certified" in text
     assert "0 of 9 graphs at rest" in text
-    assert "eeb094be8eba45e0567ef48742f363210aaa514b20b31020ebf31f87b2dfd2c2" in text  # code version
-    charts = json.loads((stored.out / "data" / f"{name}.js").read_text().removeprefix("sheafdeqReceive(").removesuffix(");\n"))
+    # code version
+    assert "eeb094be8eba45e0567ef48742f363210aaa514b20b31020ebf31f87b2dfd2c2" in text
+    charts = json.loads(
+        (stored.out / "data" / f"{name}.js")
+        .read_text()
+        .removeprefix("sheafdeqReceive(")
+        .removesuffix(");\n")
+    )
     assert set(charts["charts"]) >= {"validation", "loss", "update", "score", "staleness"}
 
 
@@ -139,7 +158,9 @@ def test_the_configuration_file_repeats_the_run(stored):
     for path in (ROOT / "results" / "runs").glob("*/record.json"):
         config = json.loads(path.read_text())["payload"]["config"]
         text = (stored.out / "configs" / f"{path.parent.name}.toml").read_text()
-        assert TrainingConfig.parse(tomllib.loads(text)) == TrainingConfig.of_record(config, "record")
+        assert TrainingConfig.parse(tomllib.loads(text)) == TrainingConfig.of_record(
+            config, "record"
+        )
 
 
 def test_hostile_records_are_text(tmp_path):
@@ -237,18 +258,43 @@ def test_thinning_keeps_the_extremes():
     assert (4321, -9.0) in list(zip(x, y, strict=True))
     assert x == sorted(x)
     assert x[-1] == 4999
-    assert thinned([1.0, None, float("nan"), "x", True]) == ([0, 1, 2, 3, 4], [1.0, None, None, None, None])
+    assert thinned([1.0, None, float("nan"), "x", True]) == (
+        [0, 1, 2, 3, 4],
+        [1.0, None, None, None, None],
+    )
 
 
 def test_certificates_never_claim_more_than_their_verdict():
-    proved = certificate_sentences({"verdict": "certified", "level": "global", "rate": 0.5, "metric": "m", "domain": "d", "delays": True})
+    proved = certificate_sentences(
+        {
+            "verdict": "certified",
+            "level": "global",
+            "rate": 0.5,
+            "metric": "m",
+            "domain": "d",
+            "delays": True,
+        }
+    )
     assert any("exactly one equilibrium" in text for text in proved)
-    ball = certificate_sentences({"verdict": "certified", "level": "ball", "rate": 0.5, "metric": "m", "domain": "d", "radius": 0.1})
-    assert not any("exactly one equilibrium, and iteration reaches it from every" in text for text in ball)
+    ball = certificate_sentences(
+        {
+            "verdict": "certified",
+            "level": "ball",
+            "rate": 0.5,
+            "metric": "m",
+            "domain": "d",
+            "radius": 0.1,
+        }
+    )
+    assert not any(
+        "exactly one equilibrium, and iteration reaches it from every" in text for text in ball
+    )
     assert any("Nothing is said of others" in text for text in ball)
     open_ = certificate_sentences({"verdict": "not certified", "level": "none"})
     assert not any("Proved:" in text for text in open_)
-    found = certificate_sentences({"verdict": "refuted", "witness": {"proved": False, "distance": 1.0}})
+    found = certificate_sentences(
+        {"verdict": "refuted", "witness": {"proved": False, "distance": 1.0}}
+    )
     assert found[0].startswith("Found numerically")
 
 
@@ -265,9 +311,20 @@ def test_script_json_cannot_end_its_element():
 
 
 def test_toml_round_trip_of_odd_values():
-    values = {"a": 'quote " and \\ and \n', "b": [1, 2.5, True], "c d": {"e.f": "x\x7f"}, "g": float("inf"), "none": None}
+    values = {
+        "a": 'quote " and \\ and \n',
+        "b": [1, 2.5, True],
+        "c d": {"e.f": "x\x7f"},
+        "g": float("inf"),
+        "none": None,
+    }
     back = tomllib.loads(toml_of(values))
-    assert back == {"a": 'quote " and \\ and \n', "b": [1, 2.5, True], "c d": {"e.f": "x\x7f"}, "g": float("inf")}
+    assert back == {
+        "a": 'quote " and \\ and \n',
+        "b": [1, 2.5, True],
+        "c d": {"e.f": "x\x7f"},
+        "g": float("inf"),
+    }
 
 
 def test_clip_says_what_was_cut():
@@ -280,11 +337,22 @@ def test_the_report_needs_no_torch():
     import subprocess
     import sys
 
-    code = "import sys, sheafdeq.report.site; print(sorted({'torch', 'matplotlib', 'jinja2'} & set(sys.modules)))"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    code = (
+        "import sys, sheafdeq.report.site; print(sorted({'torch', 'matplotlib', 'jinja2'} & "
+        "set(sys.modules)))"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert out.strip() == "[]"
 
 
 def test_assets_are_packaged():
     root = Path(__import__("sheafdeq").__file__).parent / "report" / "site"
-    assert {path.name for path in (root / "assets").iterdir()} >= {"site.css", "site.js", "chart.js", "compare.js", "run.js"}
+    assert {path.name for path in (root / "assets").iterdir()} >= {
+        "site.css",
+        "site.js",
+        "chart.js",
+        "compare.js",
+        "run.js",
+    }

@@ -12,7 +12,10 @@ from sheafdeq.solvers import Anderson, Picard, Status
 from sheafdeq.testing import LinearAverage, constant_sheaf_deq, example_graphs, two_node_graph
 
 DOUBLE = torch.float64
-SOLVERS = [Picard(steps=400, stop_early=True, tolerance=1e-11), Anderson(steps=200, tolerance=1e-11)]
+SOLVERS = [
+    Picard(steps=400, stop_early=True, tolerance=1e-11),
+    Anderson(steps=200, tolerance=1e-11),
+]
 
 
 def linear(matrix, offset):
@@ -21,8 +24,11 @@ def linear(matrix, offset):
 
 def test_picard_runs_exactly_the_steps_asked_for():
     seen = []
-    solution = Picard(steps=7).solve(lambda z: z / 2, torch.ones(3, 2), observe=lambda k, z: seen.append((k, float(z[0, 0]))))
-    assert (solution.steps, solution.evaluations, len(solution.residuals)) == (7, 8, 7)  # the end is judged, too
+    solution = Picard(steps=7).solve(
+        lambda z: z / 2, torch.ones(3, 2), observe=lambda k, z: seen.append((k, float(z[0, 0])))
+    )
+    # the end is judged, too
+    assert (solution.steps, solution.evaluations, len(solution.residuals)) == (7, 8, 7)
     assert seen == [(k, 0.5**k) for k in range(8)]
     assert solution.status is Status.MAX_STEPS
 
@@ -56,7 +62,8 @@ def test_anderson_needs_fewer_evaluations_than_picard_on_a_slow_map():
 
 @pytest.mark.parametrize("solver", SOLVERS, ids=["picard", "anderson"])
 def test_a_batch_gives_each_graph_what_it_gets_alone(solver):
-    """Graphs converge after different numbers of steps; none may be changed by the company it keeps."""
+    """Graphs converge after different numbers of steps; none may be changed by the company it
+    keeps."""
     model = LinearAverage(3, 2, rate=0.7).double()
     graphs = example_graphs(3)
     together = model.run(Graph.union(graphs), solver=solver).solution
@@ -66,8 +73,17 @@ def test_a_batch_gives_each_graph_what_it_gets_alone(solver):
     assert torch.allclose(together.value, torch.cat([s.value for s in alone]), atol=1e-13)
 
 
-@given(st.floats(0.05, 1.6), st.floats(1e-9, 1e-2), st.integers(1, 60), st.sampled_from(sorted(DISTANCES)), st.booleans(), st.booleans())
-def test_nothing_above_tolerance_is_called_converged(factor, tolerance, steps, distance, early, anderson):
+@given(
+    st.floats(0.05, 1.6),
+    st.floats(1e-9, 1e-2),
+    st.integers(1, 60),
+    st.sampled_from(sorted(DISTANCES)),
+    st.booleans(),
+    st.booleans(),
+)
+def test_nothing_above_tolerance_is_called_converged(
+    factor, tolerance, steps, distance, early, anderson
+):
     """The residual at the returned state itself, measured again here, decides."""
 
     def function(z):
@@ -88,7 +104,9 @@ def test_nothing_above_tolerance_is_called_converged(factor, tolerance, steps, d
 
 
 def test_divergence_is_named():
-    solution = Picard(steps=2000, stop_early=True, distance=SUP).solve(lambda z: 3 * z + 1, torch.ones(2, 1, dtype=DOUBLE))
+    solution = Picard(steps=2000, stop_early=True, distance=SUP).solve(
+        lambda z: 3 * z + 1, torch.ones(2, 1, dtype=DOUBLE)
+    )
     assert solution.status is Status.DIVERGED
     assert solution.steps < 100
 
@@ -153,7 +171,9 @@ def test_two_limits_of_the_counterexample():
         solution = model.run(two_node_graph(), initial_state=state, solver=solver).solution
         assert solution.converged
         ends.append(solution.value)
-    assert torch.allclose(ends[0], torch.tensor([[2.15750402, 0.24249598]] * 2, dtype=DOUBLE), atol=1e-8)
+    assert torch.allclose(
+        ends[0], torch.tensor([[2.15750402, 0.24249598]] * 2, dtype=DOUBLE), atol=1e-8
+    )
     assert torch.allclose(ends[1], ends[0].flip(1), atol=1e-8)
 
 

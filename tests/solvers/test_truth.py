@@ -32,12 +32,15 @@ def in_double(model, graph):
     return copy.deepcopy(model).double(), graph.to(DOUBLE)
 
 
-# ---------------------------------------------------------------------- item 5: the state that is returned
+# ---------------------------------------------------------------------- item 5: the state that is
+# returned
 
 
 @pytest.mark.parametrize("seed", range(9))
 @pytest.mark.parametrize("solver", ["anderson", "picard", "fixed"])
-@pytest.mark.parametrize("adjoint", [Unrolled(), Implicit(), Truncated(3)], ids=["unrolled", "implicit", "truncated"])
+@pytest.mark.parametrize(
+    "adjoint", [Unrolled(), Implicit(), Truncated(3)], ids=["unrolled", "implicit", "truncated"]
+)
 def test_status_and_residual_belong_to_the_returned_state(adjoint, solver, seed):
     torch.manual_seed(seed)
     model = SheafDEQ(3, 2, 2, 3).double()
@@ -59,7 +62,9 @@ def test_status_and_residual_belong_to_the_returned_state(adjoint, solver, seed)
 
 def test_a_solve_says_the_same_with_and_without_gradients():
     torch.manual_seed(0)
-    model = SheafDEQ(3, 2, 2, 3, gradient="implicit", solver=Anderson(steps=200, tolerance=1e-9)).double()
+    model = SheafDEQ(
+        3, 2, 2, 3, gradient="implicit", solver=Anderson(steps=200, tolerance=1e-9)
+    ).double()
     graph = random_graph(0)
     recorded = model.run(graph)
     with torch.no_grad():
@@ -72,12 +77,17 @@ def test_a_solve_says_the_same_with_and_without_gradients():
 
 
 def slow_and_fast(rates, cotangents, adjoint, graph_of_node=None, num_graphs=1):
-    """Gradients of z_i = rate_i z_i + theta_i in theta (exact: cotangent_i / (1 - rate_i)), and the backward solution."""
+    """Gradients of z_i = rate_i z_i + theta_i in theta (exact: cotangent_i / (1 - rate_i)), and the
+    backward solution."""
     rates = torch.as_tensor(rates, dtype=DOUBLE).unsqueeze(1)
     theta = torch.ones_like(rates).requires_grad_()
     start = theta.detach() / (1 - rates)
     solution = adjoint.solve(
-        lambda z: rates * z + theta, start, Picard(steps=1), graph_of_node=graph_of_node, num_graphs=num_graphs
+        lambda z: rates * z + theta,
+        start,
+        Picard(steps=1),
+        graph_of_node=graph_of_node,
+        num_graphs=num_graphs,
     )
     cotangent = torch.as_tensor(cotangents, dtype=DOUBLE).unsqueeze(1)
     solution.value.backward(cotangent)
@@ -86,12 +96,20 @@ def slow_and_fast(rates, cotangents, adjoint, graph_of_node=None, num_graphs=1):
 
 @pytest.mark.filterwarnings("ignore::sheafdeq.errors.BackwardWarning")
 @given(
-    st.floats(-9, -0.5), st.floats(-9, 0), st.floats(0, 0.9), st.sampled_from(["picard", "anderson"]), st.sampled_from([1e-4, 1e-6, 1e-9])
+    st.floats(-9, -0.5),
+    st.floats(-9, 0),
+    st.floats(0, 0.9),
+    st.sampled_from(["picard", "anderson"]),
+    st.sampled_from([1e-4, 1e-6, 1e-9]),
 )
-def test_a_slow_direction_with_a_small_cotangent_is_not_called_converged(gap, small, fast, method, tolerance):
+def test_a_slow_direction_with_a_small_cotangent_is_not_called_converged(
+    gap, small, fast, method, tolerance
+):
     """A residual of 1e-7 in a direction of rate 1 - 1e-8 is an error of 10."""
     gradient, exact, solution = slow_and_fast(
-        [1 - 10.0**gap, fast, 0.0], [10.0**small, 1.0, 0.3], Implicit(tolerance=tolerance, max_steps=300, method=method)
+        [1 - 10.0**gap, fast, 0.0],
+        [10.0**small, 1.0, 0.3],
+        Implicit(tolerance=tolerance, max_steps=300, method=method),
     )
     backward = solution.backward
     error = float((gradient - exact).abs().max() / exact.abs().max())
@@ -102,14 +120,17 @@ def test_a_slow_direction_with_a_small_cotangent_is_not_called_converged(gap, sm
 def test_the_attack_itself():
     with pytest.warns(BackwardWarning):
         gradient, exact, solution = slow_and_fast([1 - 1e-8, 0.5], [1e-7, 1.0], Implicit())
-    assert float((gradient - exact).abs().max() / exact.abs().max()) > 0.5  # 500 steps cannot solve it
+    # 500 steps cannot solve it
+    assert float((gradient - exact).abs().max() / exact.abs().max()) > 0.5
     assert not solution.backward.converged
 
 
 @pytest.mark.parametrize("small", [1e-3, 1e-6, 1e-12, 1e-200])
 def test_a_graph_in_a_batch_gets_the_gradient_it_would_get_alone(small):
     rates, adjoint = [0.9, 0.99, 0.5, 0.98], Implicit(tolerance=1e-6, max_steps=5000)
-    together, exact, _ = slow_and_fast(rates, [1.0, 1.0, small, small], adjoint, torch.tensor([0, 0, 1, 1]), 2)
+    together, exact, _ = slow_and_fast(
+        rates, [1.0, 1.0, small, small], adjoint, torch.tensor([0, 0, 1, 1]), 2
+    )
     alone, _, solution = slow_and_fast(rates[2:], [small, small], adjoint)
     assert solution.backward.converged
     assert torch.allclose(together[2:], alone, rtol=1e-12, atol=0)
@@ -131,7 +152,9 @@ def test_linear_models_against_their_closed_form(method):
         model = LinearAverage(3, 2, rate=rate).double()
         graph = Graph.union(example_graphs(3))
         solver = Picard(steps=40_000, tolerance=1e-13, stop_early=True)
-        output = model.run(graph, solver=solver, adjoint=Implicit(tolerance=1e-8, max_steps=40_000, method=method))
+        output = model.run(
+            graph, solver=solver, adjoint=Implicit(tolerance=1e-8, max_steps=40_000, method=method)
+        )
         scale = torch.logspace(0, -9, graph.num_graphs, dtype=DOUBLE)[graph.graph_ids].unsqueeze(1)
         (output.logits * scale).sum().backward()
         ours = [p.grad.clone() for p in model.parameters()]
@@ -144,7 +167,15 @@ def test_linear_models_against_their_closed_form(method):
 
 def test_the_cascade_reports_its_backward_solves():
     torch.manual_seed(1)
-    model = SheafCascade(3, 2, 2, 4, levels=3, gradient="implicit", solver=Picard(steps=900, tolerance=1e-10, stop_early=True)).double()
+    model = SheafCascade(
+        3,
+        2,
+        2,
+        4,
+        levels=3,
+        gradient="implicit",
+        solver=Picard(steps=900, tolerance=1e-10, stop_early=True),
+    ).double()
     graph = Graph.union([random_graph(s) for s in (0, 1)])
     output = model.run(graph)
     assert output.solution.backward is None
@@ -160,7 +191,8 @@ def test_the_cascade_reports_its_backward_solves():
     assert float((implicit - unrolled).norm() / unrolled.norm()) < 1e-6
 
 
-# ---------------------------------------------------------------------- item 7: what the distance sees
+# ---------------------------------------------------------------------- item 7: what the distance
+# sees
 
 
 def test_every_start_of_a_guaranteed_model_ends_in_the_same_state_beside_a_huge_entry():
@@ -181,7 +213,10 @@ def test_every_start_of_a_guaranteed_model_ends_in_the_same_state_beside_a_huge_
         assert float(THOMPSON(end, ends[0]).max()) <= 2 * 1e-9 / (1 - model.guaranteed_rate())
 
 
-@given(st.lists(st.floats(-1e9, 1e9), min_size=2, max_size=5), st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=5))
+@given(
+    st.lists(st.floats(-1e9, 1e9), min_size=2, max_size=5),
+    st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=5),
+)
 def test_relative_entry_is_never_below_relative_sup(old, change):
     size = min(len(old), len(change))
     old = torch.tensor([old[:size]], dtype=DOUBLE)
@@ -202,19 +237,26 @@ def test_thompson_resolves_large_entries_in_float32():
     new = old * (1 + 2e-7)
     exact = THOMPSON(new.double(), old.double())
     assert float(THOMPSON(new, old)) == pytest.approx(float(exact), rel=1e-5)
-    assert THOMPSON(torch.tensor([[1.0]]), torch.tensor([[100.0]])).item() == pytest.approx(math.log(100))
+    assert THOMPSON(torch.tensor([[1.0]]), torch.tensor([[100.0]])).item() == pytest.approx(
+        math.log(100)
+    )
     assert math.isinf(THOMPSON(torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 1.0]])).item())
 
 
 @pytest.mark.parametrize(
     ("make", "name"),
     [
-        (lambda: SheafDEQ(3, 2, 2, 3), "thompson"), (lambda: StrongSheafDEQ(3, 2, 2, 3), "thompson"),
-        (lambda: SheafCascade(3, 2, 2, 3, levels=2), "thompson"), (lambda: StrongAttnDEQ(3, 2, 2, 3), "thompson"),
-        (lambda: GraphAttnDEQ(3, 2, 2, 3), "thompson"), (lambda: APPNP(3, 2, 6, shift=1.3), "thompson"),
-        (lambda: APPNP(3, 2, 6), "relative-entry"), (lambda: IGNN(3, 2, 6), "sup"), (lambda: EIGNN(3, 2, 6), "graph-relative-sup"),
+        (lambda: SheafDEQ(3, 2, 2, 3), "thompson"),
+        (lambda: StrongSheafDEQ(3, 2, 2, 3), "thompson"),
+        (lambda: SheafCascade(3, 2, 2, 3, levels=2), "thompson"),
+        (lambda: StrongAttnDEQ(3, 2, 2, 3), "thompson"),
+        (lambda: GraphAttnDEQ(3, 2, 2, 3), "thompson"),
+        (lambda: APPNP(3, 2, 6, shift=1.3), "thompson"),
+        (lambda: APPNP(3, 2, 6), "relative-entry"),
+        (lambda: IGNN(3, 2, 6), "sup"),
+        (lambda: EIGNN(3, 2, 6), "graph-relative-sup"),
     ],
-)  # fmt: skip
+)
 def test_the_distance_that_is_named_is_the_one_that_was_used(make, name):
     torch.manual_seed(0)
     model, graph = make().double().eval(), random_graph(0)
@@ -243,7 +285,8 @@ FLOAT32_MODELS = {
 @pytest.mark.parametrize("gain", [1.0, 5.0])
 @pytest.mark.parametrize("kind", sorted(FLOAT32_MODELS))
 def test_float32_claims_hold_in_float64(kind, gain, seed):
-    """What is converged in float32 is so exactly, up to what the solution says the precision hides."""
+    """What is converged in float32 is so exactly, up to what the solution says the precision
+    hides."""
     torch.manual_seed(seed)
     model, graph = FLOAT32_MODELS[kind]().eval(), random_graph(seed, dtype=torch.float32)
     with torch.no_grad():
@@ -252,7 +295,9 @@ def test_float32_claims_hold_in_float64(kind, gain, seed):
         solution = model.run(graph).solution
         exact_model, exact_graph = in_double(model, graph)
         value = solution.value.double()
-        residual = float(THOMPSON(exact_model.step(value, exact_model.prepare(exact_graph)), value).max())
+        residual = float(
+            THOMPSON(exact_model.step(value, exact_model.prepare(exact_graph)), value).max()
+        )
     assert solution.tolerance >= resolution(torch.float32)
     assert solution.asked == 1e-6
     if solution.converged:
@@ -271,17 +316,22 @@ def test_rounding_that_is_amplified_is_not_called_converged():
     assert not solution.converged
 
 
-# ---------------------------------------------------------------------- item 11: one residual, the one that was judged
+# ---------------------------------------------------------------------- item 11: one residual, the
+# one that was judged
 
 
 @given(st.integers(0, 200), st.integers(1, 60))
 def test_a_summary_cannot_contradict_itself(seed, steps):
     torch.manual_seed(seed)
     model = SheafCascade(3, 2, 2, 3, levels=3, level_steps=steps).eval()
-    graph = Graph.union([random_graph(seed + k, n=6, edges=8, dtype=torch.float32) for k in range(3)])
+    graph = Graph.union(
+        [random_graph(seed + k, n=6, edges=8, dtype=torch.float32) for k in range(3)]
+    )
     with torch.no_grad():
         solution = model.run(graph).solution
-    for status, residual in zip(solution.graph_status, solution.graph_residual.tolist(), strict=True):
+    for status, residual in zip(
+        solution.graph_status, solution.graph_residual.tolist(), strict=True
+    ):
         assert (status is Status.CONVERGED) == (residual <= solution.tolerance)
     assert solution.residual == float(solution.graph_residual.max())
     assert solution.converged == (solution.residual <= solution.tolerance)
@@ -290,12 +340,23 @@ def test_a_summary_cannot_contradict_itself(seed, steps):
 def test_merging_keeps_the_worst_of_every_graph():
     def part(status, residual):
         return Solution(
-            torch.zeros(2, 1), Status.worst(status), 3, 4, [1.0, residual[0]], "sup", 1e-6, graph_status=status,
-            graph_residual=torch.tensor(residual), graph_steps=torch.tensor([3, 3]),
-        )  # fmt: skip
+            torch.zeros(2, 1),
+            Status.worst(status),
+            3,
+            4,
+            [1.0, residual[0]],
+            "sup",
+            1e-6,
+            graph_status=status,
+            graph_residual=torch.tensor(residual),
+            graph_steps=torch.tensor([3, 3]),
+        )
 
     merged = Solution.merged(
-        [part((Status.MAX_STEPS, Status.CONVERGED), [1e-3, 1e-7]), part((Status.CONVERGED,) * 2, [1e-8, 1e-8])]
+        [
+            part((Status.MAX_STEPS, Status.CONVERGED), [1e-3, 1e-7]),
+            part((Status.CONVERGED,) * 2, [1e-8, 1e-8]),
+        ]
     )
     assert merged.graph_status == (Status.MAX_STEPS, Status.CONVERGED)
     assert merged.residual == pytest.approx(1e-3)
@@ -304,12 +365,19 @@ def test_merging_keeps_the_worst_of_every_graph():
 
 def directed_graph(seed, dtype=torch.float32):
     generator = torch.Generator().manual_seed(seed)
-    edges = torch.cat([torch.randint(10, (2, 40), generator=generator), torch.tensor([[0] * 9, list(range(1, 10))])], dim=1)
+    edges = torch.cat(
+        [
+            torch.randint(10, (2, 40), generator=generator),
+            torch.tensor([[0] * 9, list(range(1, 10))]),
+        ],
+        dim=1,
+    )
     return Graph.build(torch.randn(10, 3, dtype=dtype, generator=generator), edges)
 
 
 def test_ignn_resumes_bitwise_on_directed_graphs_whatever_is_scored_between():
-    """The radius belongs to the graph of the update: neither a test graph nor an interruption enters it."""
+    """The radius belongs to the graph of the update: neither a test graph nor an interruption
+    enters it."""
     train, test = directed_graph(0), directed_graph(1)
 
     def update(model, optimiser):

@@ -33,7 +33,8 @@ class LocalDiffers(LinearAverage):
 
 
 class SeesTheWholeGraph(LinearAverage):
-    """Each node reads a global mean, so a batch changes its graphs and nodes cannot update alone."""
+    """Each node reads a global mean, so a batch changes its graphs and nodes cannot update
+    alone."""
 
     def local_step(self, own, received, context):
         return super().local_step(own, received, context) + 0.1 * own.mean()

@@ -1,4 +1,5 @@
-"""Make the shared references of this folder importable (tests are collected without touching the path)."""
+"""Make the shared references of this folder importable (tests are collected without touching the
+path)."""
 
 import sys
 from pathlib import Path

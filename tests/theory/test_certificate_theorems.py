@@ -54,7 +54,8 @@ def weighted(x, y, w):
 @settings(max_examples=10)
 @given(seed=seeds)
 def test_theorem_28_ball(seed):
-    """A bound of |J| on the ball by its entries (here exact for the map), the radius condition, and what follows."""
+    """A bound of |J| on the ball by its entries (here exact for the map), the radius condition, and
+    what follows."""
     weight = normal(seed, 4, 4, scale=0.25)
 
     def step(h):
@@ -70,7 +71,8 @@ def test_theorem_28_ball(seed):
     epsilon = weighted(step(centre), centre, w)
     radius = 0.3
     low, high = centre * torch.exp(-radius * w), centre * torch.exp(radius * w)
-    # interval bound: |J_ij| = sech^2(p_i) |weight_ij| H_j / T_i <= |weight_ij| high_j / (1.5 + tanh(p_i low end))
+    # interval bound: |J_ij| = sech^2(p_i) |weight_ij| H_j / T_i <= |weight_ij| high_j / (1.5 +
+    # tanh(p_i low end))
     p_low = weight.clamp(min=0) @ low + weight.clamp(max=0) @ high
     bound = weight.abs() * high[None, :] / (1.5 + torch.tanh(p_low))[:, None]
     rate = float(((bound @ w) / w).max())
@@ -86,7 +88,15 @@ def test_theorem_28_ball(seed):
         noisy = image
         eta = ((1 - rate) * radius - epsilon) * 0.999
         for step_number in range(30):  # perturbations inside the margin never leave the ball
-            noise = eta * w * (2 * torch.rand(4, dtype=torch.float64, generator=generator(31 * k + step_number)) - 1)
+            noise = (
+                eta
+                * w
+                * (
+                    2
+                    * torch.rand(4, dtype=torch.float64, generator=generator(31 * k + step_number))
+                    - 1
+                )
+            )
             noisy = torch.exp(step(noisy).log() + noise)
             assert weighted(noisy, centre, w) <= radius * (1 + SLACK)
 
@@ -101,7 +111,9 @@ def test_theorem_29_box_certifies_small_gains(gain):
     assert rate < 1
     low = 0.2
     for seed in range(20):
-        h = low + (high - low) * torch.rand(2, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        h = low + (high - low) * torch.rand(
+            2, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+        )
         assert log_norm(example.step, h) <= rate * (1 + SLACK)
     ends = []
     for scale in (1e-3, 1.0, 1e3):
@@ -123,8 +135,12 @@ def test_proposition_30_witness(gain):
     for point in (x, y):
         assert log_norm(example.step, point, local_weights(example, point)) < 1
     # (d): a pair that moves apart
-    near = torch.exp(example.fixed_points[0].log() + 1e-4 * torch.tensor([1.0, -1.0], dtype=torch.float64))
-    assert thompson(example.step(near), example.fixed_points[0]) > thompson(near, example.fixed_points[0])
+    near = torch.exp(
+        example.fixed_points[0].log() + 1e-4 * torch.tensor([1.0, -1.0], dtype=torch.float64)
+    )
+    assert thompson(example.step(near), example.fixed_points[0]) > thompson(
+        near, example.fixed_points[0]
+    )
 
 
 def local_weights(example, point):
@@ -148,7 +164,8 @@ def test_a_search_that_finds_nothing_proves_nothing():
 
 
 def test_a_jump_has_no_derivative_and_two_fixed_points():
-    """Why Theorems 28 and 29 ask for local Lipschitz continuity: the derivative is zero almost everywhere, and all else holds."""
+    """Why Theorems 28 and 29 ask for local Lipschitz continuity: the derivative is zero almost
+    everywhere, and all else holds."""
 
     def jump(u: float) -> float:
         return 0.5 if u >= 0 else -0.5
@@ -161,7 +178,8 @@ def test_a_jump_has_no_derivative_and_two_fixed_points():
 
 
 def test_small_residuals_far_from_the_only_fixed_point():
-    """Proposition 30(b) refutes rates, not uniqueness: at gain 1/2 the defect of the difference s is s^3 / 12."""
+    """Proposition 30(b) refutes rates, not uniqueness: at gain 1/2 the defect of the difference s
+    is s^3 / 12."""
     import math
 
     for s in (1e-1, 1e-2, 1e-3):

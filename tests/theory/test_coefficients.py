@@ -38,7 +38,15 @@ def ratio_m(beta: float, a: float, b: float) -> float:
 
 @pytest.mark.parametrize(
     ("beta", "expected"),
-    [(1.2, 0.99912), (1.25, 0.8814), (1.3, 0.79117), (1.4, 0.66039), (1.6, 0.50097), (1.603, 0.4992), (2.0, 0.3416)],
+    [
+        (1.2, 0.99912),
+        (1.25, 0.8814),
+        (1.3, 0.79117),
+        (1.4, 0.66039),
+        (1.6, 0.50097),
+        (1.603, 0.4992),
+        (2.0, 0.3416),
+    ],
 )
 def test_mu_table(beta, expected):
     assert mu(beta).midpoint == pytest.approx(expected, abs=6e-5)
@@ -46,7 +54,15 @@ def test_mu_table(beta, expected):
 
 @pytest.mark.parametrize(
     ("beta", "expected"),
-    [(1.2, 0.99915), (1.25, 0.91055), (1.3, 0.84777), (1.4, 0.75390), (1.6, 0.62749), (2.0, 0.47877), (3.0, 0.30688)],
+    [
+        (1.2, 0.99915),
+        (1.25, 0.91055),
+        (1.3, 0.84777),
+        (1.4, 0.75390),
+        (1.6, 0.62749),
+        (2.0, 0.47877),
+        (3.0, 0.30688),
+    ],
 )
 def test_m_table(beta, expected):
     assert m(beta).midpoint == pytest.approx(expected, abs=1e-5)
@@ -93,7 +109,9 @@ def test_no_point_exceeds_m_or_its_relatives(beta, a, b):
 @given(beta=shifts)
 def test_the_suprema_are_attained_or_approached(beta):
     """The lower ends are real too: a numerical maximiser comes within 1e-8 of them."""
-    best = -minimize_scalar(lambda b: -ratio_mu(beta, -b), bounds=(0, 40), method="bounded", options={"xatol": 1e-12}).fun
+    best = -minimize_scalar(
+        lambda b: -ratio_mu(beta, -b), bounds=(0, 40), method="bounded", options={"xatol": 1e-12}
+    ).fun
     assert best >= mu(beta).lower * (1 - 1e-6)
     r = m(beta).midpoint
     b = _root(1 + r)

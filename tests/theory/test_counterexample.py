@@ -1,4 +1,5 @@
-"""Definition 11, Lemma 12, Theorem 13 and Corollary 14: what holds of the paper's model, and what does not."""
+"""Definition 11, Lemma 12, Theorem 13 and Corollary 14: what holds of the paper's model, and what
+does not."""
 
 import pytest
 import torch
@@ -30,7 +31,9 @@ def complete(n: int) -> Graph:
 def test_lemma_12_scale_invariance_homogeneity_box_and_rays(seed, scale, shift):
     torch.manual_seed(seed)
     graph = random_graph(seed)
-    graph = graph.with_features(torch.randn(graph.num_nodes, 3, dtype=torch.float64, generator=generator(seed)))
+    graph = graph.with_features(
+        torch.randn(graph.num_nodes, 3, dtype=torch.float64, generator=generator(seed))
+    )
     model = SheafDEQ(3, 2, stalk_dim=2, channels=3, shift=shift).double()
     with torch.no_grad():
         context = model.prepare(graph)
@@ -76,13 +79,15 @@ def test_theorem_13_one_fixed_point_up_to_the_bifurcation(gain):
     state = torch.tensor([[2.0, 0.1], [2.0, 0.1]], dtype=torch.float64)
     for _ in range(4000):
         state = example.step(state)
-    tolerance = 1e-9 if gain < 0.5 else 0.05  # at the bifurcation itself the approach is only algebraic
+    # at the bifurcation itself the approach is only algebraic
+    tolerance = 1e-9 if gain < 0.5 else 0.05
     assert thompson(state, example.fixed_points[0]) < tolerance
 
 
 @given(gain=st.floats(0.55, 20.0))
 def test_theorem_13_there_is_no_fourth(gain):
-    """Node differences at a fixed point satisfy x = g(g(x)), g = 2 tanh(gain .): exactly three sign changes on [-2, 2]."""
+    """Node differences at a fixed point satisfy x = g(g(x)), g = 2 tanh(gain .): exactly three sign
+    changes on [-2, 2]."""
     x = torch.linspace(-2.001, 2.001, 40_000, dtype=torch.float64)
     values = 2 * torch.tanh(gain * 2 * torch.tanh(gain * x)) - x
     assert int((torch.sign(values[1:]) != torch.sign(values[:-1])).sum()) == 3
@@ -127,22 +132,29 @@ def test_the_family_is_inside_the_model_class(d):
         assert torch.allclose(model.step(state, context), example.step(state), atol=1e-14)
         assert bool((context.drive == 0).all())
         maps = model.operator(state, context).source_maps
-        assert torch.allclose(torch.linalg.vector_norm(maps, dim=(1, 2)), torch.ones(len(maps), dtype=torch.float64))
+        assert torch.allclose(
+            torch.linalg.vector_norm(maps, dim=(1, 2)), torch.ones(len(maps), dtype=torch.float64)
+        )
 
 
 def test_the_checker_catches_the_false_theorem():
-    """'The paper's update contracts with mu(beta)' is violated; 'it contracts with its true local rate' is not."""
+    """'The paper's update contracts with mu(beta)' is violated; 'it contracts with its true local
+    rate' is not."""
     example = counterexample()
     states = [example.fixed_points[0], *[positive(seed, 2, 2, spread=0.3) for seed in range(5)]]
     assert violates(example.step, mu(1.2).upper, states)
     small = counterexample(0.05)
     worst = max(log_norm(small.step, state) for state in states)
-    assert not violates(small.step, worst * (1 + 1e-3) + SLACK, [small.step(state) for state in states])
+    assert not violates(
+        small.step, worst * (1 + 1e-3) + SLACK, [small.step(state) for state in states]
+    )
 
 
 def test_bad_arguments():
     with pytest.raises(InputError, match="regular graph"):
-        counterexample(graph=Graph.build(torch.zeros(3, 1), torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])))
+        counterexample(
+            graph=Graph.build(torch.zeros(3, 1), torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]))
+        )
     with pytest.raises(InputError, match="gain"):
         counterexample(-1.0)
     with pytest.raises(InputError, match="shift"):

@@ -1,4 +1,5 @@
-"""Definitions 1, 2 and 6; Lemmas 3, 4, 5 and 7: the metric, sensitivity, and what subhomogeneity gives."""
+"""Definitions 1, 2 and 6; Lemmas 3, 4, 5 and 7: the metric, sensitivity, and what subhomogeneity
+gives."""
 
 import pytest
 import torch
@@ -44,7 +45,12 @@ def test_lemma_3_calculus(seed):
     assert sensitivity(lambda h: one(h) + 2 * half(h), x, y) <= bound  # sums keep the largest
     assert sensitivity(lambda h: one(h) * half(h), x, y) <= 1.5 * bound  # products add
     assert sensitivity(lambda h: one(h) / half(h), x, y) <= 1.5 * bound  # quotients add
-    assert sensitivity(lambda h: torch.linalg.vector_norm(torch.outer(one(h), half(h))).reshape(1), x, y) <= 1.5 * bound
+    assert (
+        sensitivity(
+            lambda h: torch.linalg.vector_norm(torch.outer(one(h), half(h))).reshape(1), x, y
+        )
+        <= 1.5 * bound
+    )
 
 
 def test_lemma_3_products_do_need_the_sum():
@@ -68,9 +74,13 @@ def test_lemma_4_formula_and_lipschitz_equivalence(seed):
     weights = positive(seed + 2, 4, spread=0.5)
     by_hand = ((m.abs() * (x * weights)[None, :]).sum(1) / (step(x) * weights)).max()
     assert log_norm(step, x, weights) == pytest.approx(float(by_hand))
-    # if: the rate between two points is at most the largest norm on the segment; only if: close pairs attain it
+    # if: the rate between two points is at most the largest norm on the segment; only if: close
+    # pairs attain it
     y = positive(seed + 3, 4, spread=1.0)
-    segment = [torch.exp((1 - t) * x.log() + t * y.log()) for t in torch.linspace(0, 1, 60, dtype=torch.float64)]
+    segment = [
+        torch.exp((1 - t) * x.log() + t * y.log())
+        for t in torch.linspace(0, 1, 60, dtype=torch.float64)
+    ]
     assert observed_rate(step, x, y) <= max(log_norm(step, h) for h in segment) * (1 + 5e-2)
     row = int(log_jacobian(step, x).abs().sum(1).argmax())
     direction = torch.sign(log_jacobian(step, x)[row])
@@ -96,7 +106,12 @@ def test_lemma_5_error_bounds(seed):
         x = step(x)
         error = thompson(x, limit)
         assert error <= rate**k / (1 - rate) * first + 1e-12
-        assert bool(((x - limit).abs() <= limit * torch.expm1(torch.tensor(error, dtype=torch.float64)) + 1e-12).all())
+        assert bool(
+            (
+                (x - limit).abs()
+                <= limit * torch.expm1(torch.tensor(error, dtype=torch.float64)) + 1e-12
+            ).all()
+        )
 
 
 @given(seed=seeds, scale=st.floats(-3, 3))
@@ -107,7 +122,9 @@ def test_lemma_7_ordinary_subhomogeneity_contracts_rays_only(seed, scale):
         return torch.tanh(weight @ h) + 1.3
 
     x = positive(seed + 1, 4, spread=1.0)
-    assert thompson(step(x * torch.tensor(scale).exp()), step(x)) <= mu(1.3).upper * abs(scale) + 1e-9
+    assert (
+        thompson(step(x * torch.tensor(scale).exp()), step(x)) <= mu(1.3).upper * abs(scale) + 1e-9
+    )
     nonnegative = weight.abs()  # (c) no cancelling signs: ordinary and strong agree
 
     def tame(h):

@@ -15,7 +15,11 @@ def normalised_adjacency(seed, n=6, self_loops=True):
     """Dense A-hat of stored (also directed, parallel) edges, and the clamped in-degrees."""
     graph = random_graph(seed, n=n, edges=10)
     a = torch.zeros(n, n, dtype=torch.float64)
-    a.index_put_((graph.target, graph.source), torch.ones(graph.num_edges, dtype=torch.float64), accumulate=True)
+    a.index_put_(
+        (graph.target, graph.source),
+        torch.ones(graph.num_edges, dtype=torch.float64),
+        accumulate=True,
+    )
     if self_loops:
         a = a + torch.eye(n, dtype=torch.float64)
     degree = a.sum(1).clamp(min=1)
@@ -78,8 +82,12 @@ def test_propositions_33_and_34_appnp(seed, alpha, beta):
     positive_drive = h0.abs()
     rate = mu_positive(beta).upper
     state = positive(seed + 4, 6, 3, spread=1.0)
-    inside = log_norm(lambda h: torch.tanh((1 - alpha) * a @ h + alpha * positive_drive) + beta, state)
-    outside = log_norm(lambda h: torch.tanh((1 - alpha) * a @ h) + alpha * positive_drive + beta, state)
+    inside = log_norm(
+        lambda h: torch.tanh((1 - alpha) * a @ h + alpha * positive_drive) + beta, state
+    )
+    outside = log_norm(
+        lambda h: torch.tanh((1 - alpha) * a @ h) + alpha * positive_drive + beta, state
+    )
     assert max(inside, outside) <= rate * (1 + SLACK)  # 34(b)
 
 
@@ -99,7 +107,9 @@ def test_proposition_35_eignn(seed):
     rate = float(torch.linalg.matrix_norm(matrix, 2))
     assert rate <= 0.9 + 1e-12
     difference = normal(seed + 2, 6, 4)
-    assert size(a @ difference @ matrix, degree, 2.0) <= rate * size(difference, degree, 2.0) * (1 + SLACK)
+    assert size(a @ difference @ matrix, degree, 2.0) <= rate * size(difference, degree, 2.0) * (
+        1 + SLACK
+    )
 
 
 @settings(max_examples=20)
@@ -120,7 +130,9 @@ def test_proposition_36_strong_convexity(seed):
     star = torch.zeros(4, dtype=torch.float64)
     for _ in range(60):  # damped Newton
         s = torch.sigmoid(weight @ star + bias)
-        hessian = weight.T @ ((s * (1 - s))[:, None] * weight) + beta * torch.eye(4, dtype=torch.float64)
+        hessian = weight.T @ ((s * (1 - s))[:, None] * weight) + beta * torch.eye(
+            4, dtype=torch.float64
+        )
         star = star - 0.5 * torch.linalg.solve(hessian, gradient(star))
     if float(gradient(star).norm()) < 1e-9:
         assert float((x - star).norm()) <= float(gradient(x).norm()) / beta * (1 + 1e-6)  # (b)

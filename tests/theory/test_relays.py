@@ -13,7 +13,9 @@ SEEDS = st.integers(0, 100_000)
 
 def gathering(edges: list[tuple[int, int]]) -> np.ndarray:
     """(e, e) one where edge i gathers edge j, by the definition."""
-    return np.array([[float(b == u and a != v) for a, b in edges] for u, v in edges]).reshape(len(edges), -1)
+    return np.array([[float(b == u and a != v) for a, b in edges] for u, v in edges]).reshape(
+        len(edges), -1
+    )
 
 
 def core(edges: list[tuple[int, int]], n: int) -> set[int]:
@@ -62,7 +64,8 @@ def test_theorem_38b_the_spectral_radius_is_at_most_kappa_and_38c_forests_are_ni
         gathered = max(1, int(relation[k] @ in_core))
         transports[k] *= kappa / gathered / np.abs(transports[k]).sum(1, keepdims=True)
     jacobian = np.einsum("ef,eij->eifj", relation, np.abs(transports)).reshape(len(edges) * d, -1)
-    # Off-diagonal blocks may be of size 1e3: eigenvalues of the blocks themselves, component by component.
+    # Off-diagonal blocks may be of size 1e3: eigenvalues of the blocks themselves, component by
+    # component.
     _, label = connected_components(relation, directed=True, connection="strong")
     for part in range(label.max() + 1):
         rows = np.repeat(label == part, d)
@@ -74,14 +77,16 @@ def test_theorem_38b_the_spectral_radius_is_at_most_kappa_and_38c_forests_are_ni
 
 
 def test_theorem_38_needs_its_bound():
-    """On a triangle with transports of one the messages go round for ever: the bound is not decoration."""
+    """On a triangle with transports of one the messages go round for ever: the bound is not
+    decoration."""
     edges = [(0, 1), (1, 2), (2, 0), (1, 0), (2, 1), (0, 2)]
     assert np.abs(np.linalg.eigvals(gathering(edges))).max() == pytest.approx(1.0)
 
 
 @given(SEEDS, st.floats(0.3, 0.95))
 def test_proposition_37_a_contraction_forgets(seed, q):
-    """x -> q tanh(mixing of neighbours) + B on a path: the far end matters at most as the bound says."""
+    """x -> q tanh(mixing of neighbours) + B on a path: the far end matters at most as the bound
+    says."""
     random = np.random.default_rng(seed)
     n = 12
     mixing = np.zeros((n, n))

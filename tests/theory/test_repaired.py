@@ -1,4 +1,5 @@
-"""Definition 16, Lemmas 17, 20 and 21, Theorems 18, 22, 23 and 24, Corollary 19: the repaired updates."""
+"""Definition 16, Lemmas 17, 20 and 21, Theorems 18, 22, 23 and 24, Corollary 19: the repaired
+updates."""
 
 import math
 
@@ -6,7 +7,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from theory_tools import GATES, SLACK, Split, log_norm, normal, observed_rate, positive, random_graph, thompson, violates
+from theory_tools import (
+    GATES,
+    SLACK,
+    Split,
+    log_norm,
+    normal,
+    observed_rate,
+    positive,
+    random_graph,
+    thompson,
+    violates,
+)
 
 from sheafdeq.models.restriction import normalise_rows
 from sheafdeq.theory.coefficients import m, m_balance, m_rational
@@ -37,9 +49,13 @@ def fixed_step(seed: int, scale: float, gate: str, beta: float, drive: float = 0
 
 
 def generator_logits(seed: int, state, graph, budget: float, order: float):
-    """Lemma 20: a two-layer ReLU generator on both end points, output rows scaled down to the budget."""
+    """Lemma 20: a two-layer ReLU generator on both end points, output rows scaled down to the
+    budget."""
     hidden = 5
-    first, second = normal(seed, hidden, 2 * D * Q, scale=3.0), normal(seed + 1, D * D, hidden, scale=3.0)
+    first, second = (
+        normal(seed, hidden, 2 * D * Q, scale=3.0),
+        normal(seed + 1, D * D, hidden, scale=3.0),
+    )
     rows = first.view(hidden, 2 * D, Q)
     nu = row_cost(rows, order).sum(1)  # over the rows of both end points
     bound = second.abs() @ nu
@@ -47,7 +63,9 @@ def generator_logits(seed: int, state, graph, budget: float, order: float):
     z = normalise_rows(state.reshape(len(state), -1), D, Q, order)
     inputs = torch.cat([z[graph.source], z[graph.target]], dim=1)
     static = normal(seed + 2, graph.num_edges, D * D, scale=2.0)  # any function of the inputs
-    return (torch.relu(inputs @ first.T + normal(seed + 3, hidden)) @ second.T + static).view(-1, D, D)
+    return (torch.relu(inputs @ first.T + normal(seed + 3, hidden)) @ second.T + static).view(
+        -1, D, D
+    )
 
 
 def row_cost(rows, order: float):
@@ -55,7 +73,9 @@ def row_cost(rows, order: float):
     if order == 1:
         return 0.5 * (rows.amax(-1) - rows.amin(-1))
     if order == 2:
-        return torch.minimum(torch.linalg.vector_norm(rows, dim=-1), 4 / (3 * math.sqrt(3)) * rows.abs().sum(-1))
+        return torch.minimum(
+            torch.linalg.vector_norm(rows, dim=-1), 4 / (3 * math.sqrt(3)) * rows.abs().sum(-1)
+        )
     return 2 * order / (order + 1) ** (1 + 1 / order) * rows.abs().sum(-1)
 
 
@@ -63,11 +83,18 @@ def budget_step(seed: int, scale: float, gate: str, beta: float, budget: float, 
     """Theorem 22: F = M tanh(logit / 2), M free of the state."""
     reference = split(seed, scale)
     e = reference.graph.num_edges
-    big_source, big_target = normal(seed + 3, e, D, D, scale=scale).abs(), normal(seed + 4, e, D, D, scale=scale).abs()
+    big_source, big_target = (
+        normal(seed + 3, e, D, D, scale=scale).abs(),
+        normal(seed + 4, e, D, D, scale=scale).abs(),
+    )
 
     def step(state):
-        source = big_source * torch.tanh(generator_logits(seed + 5, state, reference.graph, budget, order) / 2)
-        target = big_target * torch.tanh(generator_logits(seed + 9, state, reference.graph, budget, order) / 2)
+        source = big_source * torch.tanh(
+            generator_logits(seed + 5, state, reference.graph, budget, order) / 2
+        )
+        target = big_target * torch.tanh(
+            generator_logits(seed + 9, state, reference.graph, budget, order) / 2
+        )
         plus, minus = reference.parts(state, source, target, big_source, big_target)
         return beta + GATES[gate](plus, minus)
 
@@ -81,7 +108,7 @@ def test_lemma_17_coefficients_are_nonnegative(seed, scale):
     e = reference.graph.num_edges
     source, target = normal(seed + 3, e, D, D), normal(seed + 4, e, D, D)
     basis = torch.eye(N * D * Q, dtype=torch.float64).view(-1, N, D, Q)
-    for unit in basis[:: 3]:
+    for unit in basis[::3]:
         plus, minus = reference.parts(unit, source, target, source.abs(), target.abs())
         assert float(plus.min()) >= -1e-10 * scale**2
         assert float(minus.min()) >= -1e-10 * scale**2
@@ -99,7 +126,9 @@ def test_corollary_19_fixed_maps_any_weights(seed, scale, gate, beta, drive):
     step = fixed_step(seed, scale, gate, beta, drive)
     rate = COEFFICIENT[gate](beta).upper
     # y+- of order one is where the gate works: rescale some states accordingly
-    states = [positive(seed + k, N, D, Q) * factor for k, factor in enumerate((1.0, scale**-4, scale**-2))]
+    states = [
+        positive(seed + k, N, D, Q) * factor for k, factor in enumerate((1.0, scale**-4, scale**-2))
+    ]
     assert not violates(step, rate, states)
     x, y = states[0], states[1]
     for _ in range(30):
@@ -111,7 +140,8 @@ def test_corollary_19_fixed_maps_any_weights(seed, scale, gate, beta, drive):
 @pytest.mark.parametrize("gate", ["tanh", "rational"])
 @pytest.mark.parametrize("beta", [1.3, 2.0])
 def test_theorem_18_is_sharp(gate, beta):
-    """One entry excited by the first state entry and inhibited by the second attains the coefficient: no smaller one is true."""
+    """One entry excited by the first state entry and inhibited by the second attains the
+    coefficient: no smaller one is true."""
     rate = COEFFICIENT[gate](beta).midpoint
     if gate == "tanh":
         a, b = _root(1 - rate), _root(1 + rate)
@@ -163,7 +193,9 @@ def test_lemma_20a_constants_are_attained():
 def test_lemma_20b_generators_count_both_end_points(seed, order, budget):
     graph = random_graph(seed, n=N, edges=6)
     x, y = positive(seed + 1, N, D, Q), positive(seed + 2, N, D, Q)
-    difference = generator_logits(seed + 3, x, graph, budget, order) - generator_logits(seed + 3, y, graph, budget, order)
+    difference = generator_logits(seed + 3, x, graph, budget, order) - generator_logits(
+        seed + 3, y, graph, budget, order
+    )
     assert float(difference.abs().max()) <= budget * thompson(x, y) * (1 + SLACK)
     jacobian = torch.autograd.functional.jacobian(
         lambda u: generator_logits(seed + 3, u.exp(), graph, budget, order).reshape(-1), x.log()
@@ -171,10 +203,16 @@ def test_lemma_20b_generators_count_both_end_points(seed, order, budget):
     assert float(jacobian.reshape(jacobian.shape[0], -1).abs().sum(1).max()) <= budget * (1 + SLACK)
 
 
-@given(one=st.floats(-12, 12), two=st.floats(-12, 12), move=st.floats(0, 4), signs=st.tuples(*[st.sampled_from([-1, 0, 1])] * 2))
+@given(
+    one=st.floats(-12, 12),
+    two=st.floats(-12, 12),
+    move=st.floats(0, 4),
+    signs=st.tuples(*[st.sampled_from([-1, 0, 1])] * 2),
+)
 def test_lemma_21_parity_moves_no_faster_than_one_sign(one, two, move, signs):
     def logs(a, b):
-        # 1 +- tanh(a/2) tanh(b/2) = 2 cosh((a +- b)/2) / (2 cosh(a/2) cosh(b/2)), without cancellation
+        # 1 +- tanh(a/2) tanh(b/2) = 2 cosh((a +- b)/2) / (2 cosh(a/2) cosh(b/2)), without
+        # cancellation
         def log_cosh(t):
             return abs(t) + math.log1p(math.exp(-2 * abs(t))) - math.log(2)
 
@@ -196,7 +234,10 @@ def test_theorem_22_budget(seed, scale, gate, budget, order):
     beta = 3.0
     step = budget_step(seed, scale, gate, beta, budget, order)
     rate = (1 + budget) * COEFFICIENT[gate](beta).upper
-    states = [positive(seed + k, N, D, Q, spread=1.0) * factor for k, factor in enumerate((1.0, scale**-4))]
+    states = [
+        positive(seed + k, N, D, Q, spread=1.0) * factor
+        for k, factor in enumerate((1.0, scale**-4))
+    ]
     assert not violates(step, rate, states)
     if rate < 1:
         x, y = states[0], 1e3 * states[1]
@@ -206,8 +247,11 @@ def test_theorem_22_budget(seed, scale, gate, budget, order):
 
 
 def test_theorem_22_the_split_is_needed():
-    """The same signed, adaptive propagation inside the paper's tanh(p) is caught by the same checker."""
-    reference = Split(random_graph(0, n=N, edges=7), torch.eye(D, dtype=torch.float64), normal(2, Q, Q, scale=4.0))
+    """The same signed, adaptive propagation inside the paper's tanh(p) is caught by the same
+    checker."""
+    reference = Split(
+        random_graph(0, n=N, edges=7), torch.eye(D, dtype=torch.float64), normal(2, Q, Q, scale=4.0)
+    )
     e = reference.graph.num_edges
     source, target = normal(3, e, D, D), normal(4, e, D, D)
 
@@ -222,7 +266,8 @@ def test_theorem_22_the_split_is_needed():
 
 
 def cascade(seed: int, levels: int = 3, beta: float = 1.6, gain: float = 2.0):
-    """Level l: fixed-map split update whose maps and drive are unconstrained functions of level l - 1."""
+    """Level l: fixed-map split update whose maps and drive are unconstrained functions of level l -
+    1."""
     reference = split(seed, 1.0)
     graph = reference.graph
     weights = [normal(seed + 10 + k, 2 * D * Q, D * D, scale=gain) for k in range(levels)]
@@ -254,12 +299,16 @@ def test_theorem_23_cascade_agrees_from_every_start(seed):
     levels, beta = 3, 1.6
     step, level_step = cascade(seed, levels, beta)
     rate = m(beta).upper
-    starts = [factor * positive(seed + k, levels, N, D, Q) for k, factor in enumerate((1.0, 1e3, 1e-3))]
+    starts = [
+        factor * positive(seed + k, levels, N, D, Q) for k, factor in enumerate((1.0, 1e3, 1e-3))
+    ]
     # (ii): each level contracts with m(beta) when the level below is held
     below = positive(seed + 3, N, D, Q)
     for level in range(levels):
         x, y = starts[0][level], starts[1][level]
-        assert thompson(level_step(level, below, x), level_step(level, below, y)) <= rate * thompson(x, y) * (1 + SLACK)
+        assert thompson(
+            level_step(level, below, x), level_step(level, below, y)
+        ) <= rate * thompson(x, y) * (1 + SLACK)
     ends = []
     for state in starts:
         for _ in range(120):
@@ -273,7 +322,8 @@ def test_theorem_23_cascade_agrees_from_every_start(seed):
 @settings(max_examples=8)
 @given(seed=seeds)
 def test_theorem_23_weights_give_any_rate_above_m(seed):
-    """Lambda_l sampled on orbits, weights as in the theorem: the joint map contracts with rho on that sample."""
+    """Lambda_l sampled on orbits, weights as in the theorem: the joint map contracts with rho on
+    that sample."""
     levels, beta, rho = 3, 1.6, 0.8
     step, level_step = cascade(seed, levels, beta)
     states = [positive(seed + k, levels, N, D, Q) for k in range(4)]
@@ -282,7 +332,9 @@ def test_theorem_23_weights_give_any_rate_above_m(seed):
     pairs = [(x, y) for i, x in enumerate(states) for y in states[:i]]
     for level in range(1, levels):
         ratios = [
-            thompson(level_step(level, x[level - 1], x[level]), level_step(level, y[level - 1], x[level]))
+            thompson(
+                level_step(level, x[level - 1], x[level]), level_step(level, y[level - 1], x[level])
+            )
             / thompson(x[level - 1], y[level - 1])
             for x, y in pairs
         ]
@@ -324,6 +376,8 @@ def test_theorem_24_attention(seed, norm, gate):
     beta = 2.0
     step = attention_step(seed, norm, beta, gate)
     rate = (1 + (2 + math.sqrt(2)) * norm) * COEFFICIENT[gate](beta).upper
-    states = [positive(seed + k, N, D * Q, spread=1.0) * factor for k, factor in enumerate((1.0, 0.1))]
+    states = [
+        positive(seed + k, N, D * Q, spread=1.0) * factor for k, factor in enumerate((1.0, 0.1))
+    ]
     assert not violates(step, rate, states)
     assert observed_rate(step, *states) <= rate

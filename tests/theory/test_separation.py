@@ -30,7 +30,13 @@ def test_signed_permutations(d, data):
 
 
 @settings(max_examples=40)
-@given(seed=seeds, d=st.sampled_from([2, 3, 4]), n=st.integers(2, 14), shift=st.sampled_from([1.05, 1.2, 2.0]), data=st.data())
+@given(
+    seed=seeds,
+    d=st.sampled_from([2, 3, 4]),
+    n=st.integers(2, 14),
+    shift=st.sampled_from([1.05, 1.2, 2.0]),
+    data=st.data(),
+)
 def test_proposition_15(seed, d, n, shift, data):
     graph = random_graph(seed, n=n, edges=2 * n, symmetric=True)
     classes = data.draw(st.integers(1, math.comb(d, d // 2)))
@@ -38,7 +44,9 @@ def test_proposition_15(seed, d, n, shift, data):
     sheaf = signed_separation(graph, labels, d)
     # invertible maps of unit Frobenius norm
     for maps in (sheaf.source_maps, sheaf.target_maps):
-        assert torch.allclose(torch.linalg.vector_norm(maps, dim=(1, 2)), torch.ones(len(maps), dtype=torch.float64))
+        assert torch.allclose(
+            torch.linalg.vector_norm(maps, dim=(1, 2)), torch.ones(len(maps), dtype=torch.float64)
+        )
         assert bool((torch.linalg.det(maps).abs() > 1e-6).all())
     # P symmetric, spectrum in [0, 1], diagonal (1 - 1/d) I
     dense = sheaf.operator.to_dense()
@@ -49,7 +57,8 @@ def test_proposition_15(seed, d, n, shift, data):
     state = positive(seed, n, d)
     expected = torch.tanh(dense @ state.reshape(-1)).view(n, d) + shift
     assert torch.allclose(sheaf.step(state, shift), expected, atol=1e-13)
-    # the linear readout names every label at the equilibrium, which every start approaches in the Euclidean norm
+    # the linear readout names every label at the equilibrium, which every start approaches in the
+    # Euclidean norm
     solution = sheaf.solve(shift)
     assert solution.converged
     assert torch.equal(sheaf.readout(solution.value).argmax(1), labels)
@@ -91,12 +100,15 @@ def test_self_loops_and_parallel_edges():
 
 
 def test_wrong_labels_are_not_recovered():
-    """The checker is able to fail: the sheaf built for one labelling names that one, not another."""
+    """The checker is able to fail: the sheaf built for one labelling names that one, not
+    another."""
     graph = random_graph(7, n=8, edges=10, symmetric=True)
     labels = torch.arange(8) % 3
     solution = signed_separation(graph, labels, 3).solve()
     wrong = (labels + 1) % 3
-    assert not torch.equal(signed_separation(graph, wrong, 3).readout(solution.value).argmax(1), wrong)
+    assert not torch.equal(
+        signed_separation(graph, wrong, 3).readout(solution.value).argmax(1), wrong
+    )
 
 
 def test_bad_arguments():

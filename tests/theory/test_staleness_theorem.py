@@ -13,7 +13,8 @@ seeds = st.integers(0, 10**6)
 
 
 def stale_run(update, start, slots, spacing, delay, rng, own_current=True):
-    """All states x(0..slots); block i reads block j at a random age up to ``delay``, updates at least every ``spacing`` slots."""
+    """All states x(0..slots); block i reads block j at a random age up to ``delay``, updates at
+    least every ``spacing`` slots."""
     n = len(start)
     history, last = [start.clone()], [-1] * n
     for t in range(slots):
@@ -29,7 +30,8 @@ def stale_run(update, start, slots, spacing, delay, rng, own_current=True):
 
 
 def windows(errors, size):
-    """E(t) of Theorem 25: the largest error over the last ``size`` slots (constant before slot 0)."""
+    """E(t) of Theorem 25: the largest error over the last ``size`` slots (constant before slot
+    0)."""
     return [max(errors[max(0, t - size + 1) : t + 1]) for t in range(len(errors))]
 
 
@@ -54,7 +56,9 @@ def test_theorem_25_and_corollary_26a(seed, spacing, delay, own):
     for _ in range(200):
         star = step(star)
     rng = random.Random(seed)
-    start = torch.exp(2 * torch.randn(5, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)))
+    start = torch.exp(
+        2 * torch.randn(5, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    )
     window = max(spacing, delay + 1)
     period = 2 * window - 1
     history = stale_run(lambda view, i: step(view)[i], start, 6 * period, spacing, delay, rng, own)
@@ -66,7 +70,8 @@ def test_theorem_25_and_corollary_26a(seed, spacing, delay, own):
 
 
 def test_theorem_25_the_window_is_needed():
-    """The deliberately false 'E shrinks by the rate at every slot' is caught when nodes sleep and messages age."""
+    """The deliberately false 'E shrinks by the rate at every slot' is caught when nodes sleep and
+    messages age."""
     beta = 1.5
     step = split_update(3, beta=beta)
     star = torch.full((5,), beta, dtype=torch.float64)
@@ -81,7 +86,8 @@ def test_theorem_25_the_window_is_needed():
 
 @pytest.mark.parametrize("seed", range(4))
 def test_corollary_26b_cascade_under_staleness(seed):
-    """Two levels, the upper one's weights an unconstrained function of the lower one; views lie in K after L (2B - 1) slots."""
+    """Two levels, the upper one's weights an unconstrained function of the lower one; views lie in
+    K after L (2B - 1) slots."""
     n, beta = 4, 1.5
     lower = split_update(seed, n, beta)
     g = torch.Generator().manual_seed(seed)

@@ -17,9 +17,13 @@ def test_numbers_are_consecutive():
 
 
 def cited(text: str) -> set[tuple[str, int]]:
-    """'Lemmas 3, 4 and 5', 'Theorems 27 to 29', 'Corollary 19', 'lemma_12_...' -> {(kind, number), ...}."""
+    """'Lemmas 3, 4 and 5', 'Theorems 27 to 29', 'Corollary 19', 'lemma_12_...' -> {(kind, number),
+    ...}."""
     found = set()
-    pattern = r"(definition|lemma|theorem|corollar|proposition)(?:s|y|ies|ys)?[ _](\d+(?:(?:, | and |, and | to |_and_|; )\d+)*)"
+    pattern = (
+        r"(definition|lemma|theorem|corollar|proposition)(?:s|y|ies|ys)?"
+        r"[ _](\d+(?:(?:, | and |, and | to |_and_|; )\d+)*)"
+    )
     for kind, numbers in re.findall(pattern, text.lower()):
         name = "corollary" if kind == "corollar" else kind
         for first, last in re.findall(r"(\d+)(?: to (\d+))?", numbers):
@@ -28,14 +32,21 @@ def cited(text: str) -> set[tuple[str, int]]:
 
 
 def test_every_statement_is_cited_by_a_test():
-    text = "\n".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py"))
+    text = "\n".join(
+        path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py")
+    )
     citations = cited(text)
-    missing = [f"{kind} {number}" for number, kind in statements().items() if (kind.lower(), number) not in citations]
+    missing = [
+        f"{kind} {number}"
+        for number, kind in statements().items()
+        if (kind.lower(), number) not in citations
+    ]
     assert not missing
 
 
 def test_code_cites_statements_that_exist():
     known = {(kind.lower(), number) for number, kind in statements().items()}
     for path in (ROOT / "src" / "sheafdeq" / "theory").glob("*.py"):
-        own = re.sub(r"(Theorem|Corollary|Proposition) 3\.\d", "", path.read_text(encoding="utf-8"))  # the paper's own numbers
+        # the paper's own numbers
+        own = re.sub(r"(Theorem|Corollary|Proposition) 3\.\d", "", path.read_text(encoding="utf-8"))
         assert cited(own) <= known, path.name

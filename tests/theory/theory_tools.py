@@ -1,4 +1,5 @@
-"""Plain float64 references for the statements of docs/theory.md, and the checkers that try to violate them."""
+"""Plain float64 references for the statements of docs/theory.md, and the checkers that try to
+violate them."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def generator(seed: int) -> torch.Generator:
 
 
 def random_graph(seed: int, n: int = 5, edges: int = 9, symmetric: bool = False) -> Graph:
-    """Random stored edges, self-loops and parallel edges included; symmetric ones have no isolated node."""
+    """Random stored edges, self-loops and parallel edges included; symmetric ones have no isolated
+    node."""
     g = generator(seed)
     index = torch.randint(n, (2, edges), generator=g)
     if symmetric:
@@ -58,7 +60,8 @@ def log_jacobian(step: Step, state: Tensor) -> Tensor:
 
 
 def log_norm(step: Step, state: Tensor, weights: Tensor | None = None) -> float:
-    """The weighted maximum norm of that Jacobian: the exact local rate in the (weighted) Thompson metric."""
+    """The weighted maximum norm of that Jacobian: the exact local rate in the (weighted) Thompson
+    metric."""
     jacobian = log_jacobian(step, state).abs()
     w = torch.ones(len(jacobian), dtype=jacobian.dtype) if weights is None else weights.reshape(-1)
     return float(((jacobian @ w) / w).max())
@@ -69,14 +72,16 @@ def observed_rate(step: Step, x: Tensor, y: Tensor) -> float:
 
 
 def violates(step: Step, rate: float, states: list[Tensor]) -> bool:
-    """Whether some state or pair of states contradicts 'step contracts the Thompson metric with this rate'."""
+    """Whether some state or pair of states contradicts 'step contracts the Thompson metric with
+    this rate'."""
     bound = rate * (1 + SLACK)
     if any(log_norm(step, state) > bound for state in states):
         return True
     return any(observed_rate(step, x, y) > bound for x, y in pairwise(states))
 
 
-# ---------------------------------------------------------------------- the repaired update (Definition 16, Lemma 17)
+# ---------------------------------------------------------------------- the repaired update
+# (Definition 16, Lemma 17)
 
 GATES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "tanh": lambda a, b: torch.tanh(a) - torch.tanh(b),
@@ -87,19 +92,25 @@ GATES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @dataclass
 class Split:
-    """p, g and y+- of one sheaf propagation with maps F and majorants M >= |F|; states are (n, d, q)."""
+    """p, g and y+- of one sheaf propagation with maps F and majorants M >= |F|; states are (n, d,
+    q)."""
 
     graph: Graph
     stalk_mixing: Tensor
     channel_mixing: Tensor
 
-    def parts(self, state: Tensor, source: Tensor, target: Tensor, big_source: Tensor, big_target: Tensor):
+    def parts(
+        self, state: Tensor, source: Tensor, target: Tensor, big_source: Tensor, big_target: Tensor
+    ):
         operator = SheafOperator.on(self.graph, source, target)
         p = operator.apply(self.stalk_mixing @ state @ self.channel_mixing)
         y = self.stalk_mixing.abs() @ state @ self.channel_mixing.abs()
         gram = big_target.transpose(1, 2) @ big_target
         n, d = state.shape[0], state.shape[1]
-        own = gram.new_zeros(n, d, d).index_add(0, self.graph.target, gram) / self.graph.degree[:, None, None]
+        own = (
+            gram.new_zeros(n, d, d).index_add(0, self.graph.target, gram)
+            / self.graph.degree[:, None, None]
+        )
         blocks = big_target.transpose(1, 2) @ big_source * self.graph.edge_weight[:, None, None]
         g = (y + own @ y).index_add(0, self.graph.target, blocks @ y[self.graph.source])
         return (g + p) / 2, (g - p) / 2

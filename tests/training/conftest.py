@@ -6,7 +6,11 @@ import pytest
 
 from sheafdeq.training.config import TrainingConfig
 
-SMALL_COMMUNITY = {"name": "community", "level": 10, "options": {"nodes": 30, "train_seeds": [1], "test_seeds": [2], "k": 3}}
+SMALL_COMMUNITY = {
+    "name": "community",
+    "level": 10,
+    "options": {"nodes": 30, "train_seeds": [1], "test_seeds": [2], "k": 3},
+}
 SMALL_COUNTING = {"name": "counting", "options": {"chains": 5}}
 
 

@@ -8,7 +8,12 @@ from sheafdeq.training.config import TrainingConfig
 
 def test_defaults_are_the_papers():
     config = TrainingConfig.parse({"task": "community", "model": "sheafdeq"})
-    assert (config.learning_rate, config.weight_decay, config.clip_norm, config.max_epochs) == (1e-2, 5e-4, 1.0, 2000)
+    assert (config.learning_rate, config.weight_decay, config.clip_norm, config.max_epochs) == (
+        1e-2,
+        5e-4,
+        1.0,
+        2000,
+    )
     assert config.schedule.kind == "wsd"
     assert (config.schedule.warmup, config.schedule.decay) == (0.1, 0.2)  # shares of max_epochs
     assert config.patience is None  # the task's
@@ -22,8 +27,14 @@ def test_defaults_are_the_papers():
         ({"task": {"name": "community", "levle": 3}, "model": "sheafdeq"}, "levle"),
         ({"task": "community", "model": "sheafdeq", "max_epochs": -1}, "max_epochs"),
         ({"task": "community", "model": "sheafdeq", "schedule": "cosine"}, "schedule"),
-        ({"task": "community", "model": "sheafdeq", "schedule": {"warmup": 8}}, "8 epochs of 160 are 0.05"),
-        ({"task": "community", "model": "sheafdeq", "schedule": {"warmup": 0.7, "decay": 0.4}}, "together"),
+        (
+            {"task": "community", "model": "sheafdeq", "schedule": {"warmup": 8}},
+            "8 epochs of 160 are 0.05",
+        ),
+        (
+            {"task": "community", "model": "sheafdeq", "schedule": {"warmup": 0.7, "decay": 0.4}},
+            "together",
+        ),
         ({"task": "community", "model": "sheafdeq", "penalties": {"steps": 4}}, "penalties.steps"),
         ({"model": "sheafdeq"}, "task"),
     ],
@@ -35,7 +46,9 @@ def test_wrong_keys_and_values_are_named(values, word):
 
 @pytest.mark.parametrize("kind", ["constant", "wsd"])
 def test_a_stored_warm_up_in_epochs_is_read_as_a_share(kind):
-    base = TrainingConfig.parse({"task": "community", "model": "sheafdeq", "max_epochs": 160, "schedule": kind})
+    base = TrainingConfig.parse(
+        {"task": "community", "model": "sheafdeq", "max_epochs": 160, "schedule": kind}
+    )
     stored = base.payload()
     stored["schedule"]["warmup"] = 8
     read = TrainingConfig.of_record(stored, "record")
@@ -55,7 +68,9 @@ def test_configurations_are_frozen_and_come_back_from_their_payload(small):
 
 def test_toml(tmp_path):
     path = tmp_path / "run.toml"
-    path.write_text('task = "counting"\nseed = 44\n[model]\nname = "sheafdeq"\noptions = { shift = 1.4 }\n')
+    path.write_text(
+        'task = "counting"\nseed = 44\n[model]\nname = "sheafdeq"\noptions = { shift = 1.4 }\n'
+    )
     config = TrainingConfig.read(path)
     assert config.seed == 44
     assert config.model.options == {"shift": 1.4}
@@ -83,4 +98,7 @@ def test_the_settling_configuration_is_the_first_stage_of_the_recipe():
     from sheafdeq.training.settle import stage_configs
 
     folder = Path(__file__).parents[2] / "configs"
-    assert TrainingConfig.read(folder / "settle.toml") == stage_configs(TrainingConfig.read(folder / "level10_sheafdeq.toml"))[0]
+    assert (
+        TrainingConfig.read(folder / "settle.toml")
+        == stage_configs(TrainingConfig.read(folder / "level10_sheafdeq.toml"))[0]
+    )

@@ -1,4 +1,5 @@
-"""The checks of ``benchmarks/crash_commands.py`` see what is broken on purpose; the commands themselves pass (slow)."""
+"""The checks of ``benchmarks/crash_commands.py`` see what is broken on purpose; the commands
+themselves pass (slow)."""
 
 from __future__ import annotations
 

@@ -18,7 +18,11 @@ def damage(data: bytes, generator: random.Random) -> bytes:
     if generator.random() < 0.5:
         return data[: generator.randrange(len(data))]
     position = generator.randrange(len(data))
-    return data[:position] + bytes([data[position] ^ (1 << generator.randrange(8))]) + data[position + 1 :]
+    return (
+        data[:position]
+        + bytes([data[position] ^ (1 << generator.randrange(8))])
+        + data[position + 1 :]
+    )
 
 
 def attempt_all(folder, count, seed):
@@ -107,7 +111,10 @@ def test_a_record_of_another_shape_is_named(small, tmp_path, change):
     folder = train(small(), out=tmp_path).path
     payload = read_sealed(folder / "record.json")
     key, value = next(iter(change.items()))
-    write_sealed(folder / "record.json", {**payload, key: {**payload[key], **value} if key == "config" and value else value})
+    write_sealed(
+        folder / "record.json",
+        {**payload, key: {**payload[key], **value} if key == "config" and value else value},
+    )
     with pytest.raises(RecordError, match=key):
         read_record(folder)
     assert main(["diagnose", str(folder)]) == 1

@@ -1,4 +1,5 @@
-"""The ingredients of reliable training: random solves, weight average, augmentation, penalty ramp."""
+"""The ingredients of reliable training: random solves, weight average, augmentation, penalty
+ramp."""
 
 from __future__ import annotations
 
@@ -22,15 +23,29 @@ SHAPE = Shape(2, 3, None, 2, 3, 4)
 EVERYTHING = {
     "graphs_per_update": 1,
     "weight_average": 0.9,
-    "solves": {"steps": [2, 5], "random_start": 0.5, "start_scale": [0.01, 100.0], "step_noise": 0.01, "detached_steps": [0, 2]},
+    "solves": {
+        "steps": [2, 5],
+        "random_start": 0.5,
+        "start_scale": [0.01, 100.0],
+        "step_noise": 0.01,
+        "detached_steps": [0, 2],
+    },
     "augmentation": {"feature_noise": 0.1, "feature_shift": 0.2, "edge_dropout": 0.2},
-    "penalties": {"residual_weight": 1.0, "residual_max_weight": 0.1, "jacobian_weight": 0.01, "row_sum_weight": 0.01, "ramp": [0.2, 0.8]},
+    "penalties": {
+        "residual_weight": 1.0,
+        "residual_max_weight": 0.1,
+        "jacobian_weight": 0.01,
+        "row_sum_weight": 0.01,
+        "ramp": [0.2, 0.8],
+    },
 }
 
 
 @pytest.fixture
 def graph() -> Graph:
-    return load_task("community", level=10, nodes=30, k=3, train_seeds=[1, 2], test_seeds=[3]).train.graph
+    return load_task(
+        "community", level=10, nodes=30, k=3, train_seeds=[1, 2], test_seeds=[3]
+    ).train.graph
 
 
 @pytest.fixture
@@ -40,7 +55,9 @@ def model():
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_a_resumed_run_with_every_ingredient_is_bitwise_the_uninterrupted_one(small, tmp_path, whole):
+def test_a_resumed_run_with_every_ingredient_is_bitwise_the_uninterrupted_one(
+    small, tmp_path, whole
+):
     config = small(max_epochs=4, **{**EVERYTHING, **({"graphs_per_update": None} if whole else {})})
     uncut = train(config, out=tmp_path / "uncut")
     seen = iter([None, "pause"])
@@ -104,7 +121,10 @@ def test_without_options_the_training_pass_is_the_models_own(graph, model):
 
 
 def test_the_number_of_steps_is_drawn_from_the_whole_range(graph, model):
-    taken = {run_for_training(model, graph, SolveConfig(steps=(2, 4)))[0].solution.steps for _ in range(30)}
+    taken = {
+        run_for_training(model, graph, SolveConfig(steps=(2, 4)))[0].solution.steps
+        for _ in range(30)
+    }
     assert taken == {2, 3, 4}
 
 
@@ -113,11 +133,15 @@ def test_random_starts_have_the_scales_asked_for(graph, model):
     assert float(state.min()) > 0
     assert float(state.log().mean()) == pytest.approx(-6.9078, abs=0.05)
     assert float(state.log().std()) == pytest.approx(1.0, abs=0.05)
-    medians = [float(random_positive_start(torch.empty(100, 3), (1e-2, 1e2)).median()) for _ in range(200)]
+    medians = [
+        float(random_positive_start(torch.empty(100, 3), (1e-2, 1e2)).median()) for _ in range(200)
+    ]
     assert min(medians) < 0.05
     assert max(medians) > 20
     always = SolveConfig(random_start=1.0, start_scale=(10.0, 10.0))
-    assert not torch.equal(run_for_training(model, graph, always)[0].logits, model.run(graph).logits)
+    assert not torch.equal(
+        run_for_training(model, graph, always)[0].logits, model.run(graph).logits
+    )
 
 
 def test_noise_disturbs_every_step_and_leaves_the_state_an_image(graph, model):
@@ -167,7 +191,9 @@ def test_the_averaged_parameters_are_scored_and_kept(small):
     config = small(weight_average=0.8, max_epochs=8)
     result = train(config)
     again = evaluate(result.model, task_of(config))
-    assert again.scores["validation"] == pytest.approx(max(result.record.curves["validation"]), rel=1e-5)
+    assert again.scores["validation"] == pytest.approx(
+        max(result.record.curves["validation"]), rel=1e-5
+    )
     trainer = Trainer(config, task_of(config))
     for _ in range(3):
         trainer.advance()
@@ -200,7 +226,9 @@ def test_augmentation_changes_features_and_edges_only_as_asked(graph):
 
 
 def test_edge_features_follow_their_edges(graph):
-    marked = Graph(graph.x, graph.edge_index, graph.edge_index.T.float(), graph.graph_of_node, graph.num_graphs)
+    marked = Graph(
+        graph.x, graph.edge_index, graph.edge_index.T.float(), graph.graph_of_node, graph.num_graphs
+    )
     thinned = augmented(marked, AugmentationConfig(edge_dropout=0.3))
     assert torch.equal(thinned.edge_attr, thinned.edge_index.T.float())
 
@@ -225,7 +253,9 @@ def test_the_ramp_rises_between_its_shares():
 
 def test_before_the_ramp_a_penalised_run_is_the_plain_one(small):
     weights = {"residual_weight": 100.0, "steps": 1, "ramp": [0.5, 0.9]}
-    plain, penalised = (train(small(max_epochs=8, penalties=p)).record.curves["loss"] for p in ({}, weights))
+    plain, penalised = (
+        train(small(max_epochs=8, penalties=p)).record.curves["loss"] for p in ({}, weights)
+    )
     assert penalised[:4] == plain[:4]
     assert penalised[6:] != plain[6:]
 
@@ -235,7 +265,9 @@ def test_before_the_ramp_a_penalised_run_is_the_plain_one(small):
 
 def test_sampled_row_sums_are_those_of_the_dense_jacobian():
     torch.manual_seed(0)
-    graph = load_task("community", level=5, nodes=30, k=2, train_seeds=[1], test_seeds=[3]).train.graph.to(dtype=torch.float64)
+    graph = load_task(
+        "community", level=5, nodes=30, k=2, train_seeds=[1], test_seeds=[3]
+    ).train.graph.to(dtype=torch.float64)
     model = build_model("sheafdeq", SHAPE, shift=1.3).double()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -244,7 +276,8 @@ def test_sampled_row_sums_are_those_of_the_dense_jacobian():
     state = model.solve(context, graph, steps=3).value.detach()
     columns = state.shape[1]
     dense = torch.autograd.functional.jacobian(
-        lambda x: model.step(x.reshape(state.shape).exp(), context).log().reshape(-1), state.log().reshape(-1)
+        lambda x: model.step(x.reshape(state.shape).exp(), context).log().reshape(-1),
+        state.log().reshape(-1),
     )
     exact = dense.abs().sum(dim=1)
     seen = set()

@@ -26,7 +26,9 @@ def test_the_kept_checkpoint_is_the_one_that_made_the_best_score(small):
     assert again.scores["validation"] == pytest.approx(max(curve), rel=1e-5)
 
 
-def test_deterministic_models_are_scored_in_the_training_pass_without_changing_anything(small, monkeypatch):
+def test_deterministic_models_are_scored_in_the_training_pass_without_changing_anything(
+    small, monkeypatch
+):
     shared = Trainer(small(), task_of(small()))
     separate = Trainer(small(), task_of(small()))
     assert not shared.stochastic
@@ -43,7 +45,9 @@ def test_selection_never_sees_the_test_split(small):
     plain = train(config, task=task).record
     import dataclasses
 
-    spoiled = dataclasses.replace(task, test=dataclasses.replace(task.test, target=torch.zeros_like(task.test.target)))
+    spoiled = dataclasses.replace(
+        task, test=dataclasses.replace(task.test, target=torch.zeros_like(task.test.target))
+    )
     other = train(config, task=spoiled).record
     assert other.best == plain.best
     assert other.curves == plain.curves
@@ -165,14 +169,21 @@ def test_plateau_halves_after_its_patience_and_resumes():
     for score in scores[:4]:
         first.rate(0, score)
     second.restore(first.state())
-    assert [first.rate(0, score) for score in scores[4:]] == [second.rate(0, score) for score in scores[4:]]
+    assert [first.rate(0, score) for score in scores[4:]] == [
+        second.rate(0, score) for score in scores[4:]
+    ]
 
 
 # ---------------------------------------------------------------------- penalties
 
 
 @pytest.mark.parametrize(
-    "weights", [{"residual_weight": 1.0}, {"residual_max_weight": 1.0}, {"rate_weight": 1.0, "rate_target": 0.1}]
+    "weights",
+    [
+        {"residual_weight": 1.0},
+        {"residual_max_weight": 1.0},
+        {"rate_weight": 1.0, "rate_target": 0.1},
+    ],
 )
 def test_penalties_have_the_documented_value_and_a_gradient(small, weights):
     config = small(dtype="float64", penalties=weights)
@@ -194,7 +205,10 @@ def test_penalties_have_the_documented_value_and_a_gradient(small, weights):
         }[next(iter(weights))]
     assert value.item() == pytest.approx(float(expected), rel=1e-6)
     value.backward()
-    assert any(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in model.parameters())
+    assert any(
+        parameter.grad is not None and parameter.grad.abs().sum() > 0
+        for parameter in model.parameters()
+    )
 
 
 def test_following_the_penalty_lowers_the_residual(small):

@@ -54,9 +54,26 @@ def test_tensorboard_curves(small, tmp_path):
 # ---------------------------------------------------------------------- the command
 
 ARGUMENTS = [
-    "train", "--task", "community", "--level", "10", "--task-set", "nodes=30", "--task-set", "train_seeds=[1]",
-    "--task-set", "test_seeds=[2]", "--task-set", "k=3", "--model", "sheafdeq", "--set", "shift=1.3", "--epochs", "6",
-]  # fmt: skip
+    "train",
+    "--task",
+    "community",
+    "--level",
+    "10",
+    "--task-set",
+    "nodes=30",
+    "--task-set",
+    "train_seeds=[1]",
+    "--task-set",
+    "test_seeds=[2]",
+    "--task-set",
+    "k=3",
+    "--model",
+    "sheafdeq",
+    "--set",
+    "shift=1.3",
+    "--epochs",
+    "6",
+]
 
 
 def test_the_command_the_api_and_the_store_agree(small, tmp_path, capsys):
@@ -71,7 +88,10 @@ def test_the_command_the_api_and_the_store_agree(small, tmp_path, capsys):
 
 def test_a_configuration_file_with_replacements(tmp_path, capsys):
     path = tmp_path / "run.toml"
-    path.write_text('seed = 7\nmax_epochs = 0\nmodel = "sheafdeq"\n[task]\nname = "counting"\noptions = { chains = 5 }\n')
+    path.write_text(
+        'seed = 7\nmax_epochs = 0\nmodel = "sheafdeq"\n[task]\nname = '
+        '"counting"\noptions = { chains = 5 }\n'
+    )
     assert main(["train", "--config", str(path), "--seed", "8", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["epochs"] == 0
 

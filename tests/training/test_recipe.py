@@ -23,12 +23,17 @@ def test_every_recipe_is_a_configuration_of_a_model_that_can_be_built(name):
 
 
 def test_what_is_given_is_laid_over_the_recipe_table_by_table():
-    config = recipe("reliable", {"task": {"level": 5}, "seed": 43, "penalties": {"residual_weight": 1.0}})
+    config = recipe(
+        "reliable", {"task": {"level": 5}, "seed": 43, "penalties": {"residual_weight": 1.0}}
+    )
     plain = recipe("reliable")
     assert (config.task.level, config.seed, config.penalties.residual_weight) == (5, 43, 1.0)
     assert config.task.options == plain.task.options
     assert config.penalties.ramp == plain.penalties.ramp
-    assert overlaid({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}, "d": 4}) == {"a": {"b": 3, "c": 2}, "d": 4}
+    assert overlaid({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}, "d": 4}) == {
+        "a": {"b": 3, "c": 2},
+        "d": 4,
+    }
 
 
 def test_another_model_or_task_and_unknown_names_are_errors():
@@ -41,8 +46,29 @@ def test_another_model_or_task_and_unknown_names_are_errors():
 
 
 def test_the_command_takes_a_recipe(capsys):
-    assert main(["train", "--recipe", "reliable", "--task", "community", "--level", "5", "--model", "sheafdeq",
-                 "--task-set", "nodes=30", "--task-set", "k=3", "--epochs", "1", "--json"]) == 0  # fmt: skip
+    assert (
+        main(
+            [
+                "train",
+                "--recipe",
+                "reliable",
+                "--task",
+                "community",
+                "--level",
+                "5",
+                "--model",
+                "sheafdeq",
+                "--task-set",
+                "nodes=30",
+                "--task-set",
+                "k=3",
+                "--epochs",
+                "1",
+                "--json",
+            ]
+        )
+        == 0
+    )
     summary = json.loads(capsys.readouterr().out)
     assert summary["epochs"] == 1
     assert main(["train", "--recipe", "reliable", "--model", "mlp"]) == 2

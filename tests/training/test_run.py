@@ -17,7 +17,11 @@ from sheafdeq.training.version import CODE_VERSION_VARIABLE
 
 def test_a_stored_run_is_complete_reused_and_rebuilds_its_model(small, tmp_path):
     first = train(small(), out=tmp_path)
-    assert sorted(path.name for path in first.path.iterdir()) == ["checkpoint.json", "checkpoint.safetensors", "record.json"]
+    assert sorted(path.name for path in first.path.iterdir()) == [
+        "checkpoint.json",
+        "checkpoint.safetensors",
+        "record.json",
+    ]
     assert first.path.name == first.record.id == identify(small()).id
     again = train(small(), out=tmp_path)
     assert again.reused
@@ -59,7 +63,11 @@ def _record_of_interrupted_run(config, folder, epochs):
     """Suspend a run at each of the given epochs, then finish it."""
     for stop in epochs:
         with pytest.raises(Suspended):
-            train(config, out=folder, suspend_when=lambda metrics, stop=stop: "test" if metrics.epoch >= stop else None)
+            train(
+                config,
+                out=folder,
+                suspend_when=lambda metrics, stop=stop: "test" if metrics.epoch >= stop else None,
+            )
     return train(config, out=folder)
 
 
@@ -82,7 +90,8 @@ def test_resume_is_bitwise_equal(small, tmp_path, schedule):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_resume_is_bitwise_equal_at_ten_random_epochs_for_every_model(small, tmp_path, name):
-    # One run stopped and resumed from disk ten times: had any of the ten lost a bit, the ends would differ.
+    # One run stopped and resumed from disk ten times: had any of the ten lost a bit, the ends would
+    # differ.
     config = small(max_epochs=20, model={"name": name, "options": {}})
     straight = train(config, out=tmp_path / "straight")
     assert straight.record.epochs == 20
@@ -92,7 +101,11 @@ def test_resume_is_bitwise_equal_at_ten_random_epochs_for_every_model(small, tmp
 
 def test_resume_can_be_declined(small, tmp_path):
     with pytest.raises(Suspended, match="continue"):
-        train(small(), out=tmp_path, suspend_when=lambda metrics: "test" if metrics.epoch == 3 else None)
+        train(
+            small(),
+            out=tmp_path,
+            suspend_when=lambda metrics: "test" if metrics.epoch == 3 else None,
+        )
     assert train(small(), out=tmp_path, resume=False).record.timing["epochs_in_this_attempt"] == 6
 
 
@@ -153,7 +166,11 @@ def test_task_digest_can_be_supplied(small):
 def test_seconds_to_a_score_are_the_share_of_the_epochs(small):
     record = train(small(max_epochs=4)).record
     timed = record.model_copy(
-        update={"epochs": 4, "curves": {**record.curves, "validation": [10.0, None, 60.0, 50.0, 70.0]}, "timing": {"cpu_seconds": 8.0}}
+        update={
+            "epochs": 4,
+            "curves": {**record.curves, "validation": [10.0, None, 60.0, 50.0, 70.0]},
+            "timing": {"cpu_seconds": 8.0},
+        }
     )
     assert timed.seconds_to(60) == 4.0
     assert timed.seconds_to(5) == 0.0

@@ -52,7 +52,8 @@ def test_squared_jacobian_is_unbiased():
     torch.manual_seed(0)
     matrix = torch.randn(5, 5, dtype=torch.float64)
     model = LogLinear(matrix)
-    state = torch.exp(torch.randn(2000, 5, dtype=torch.float64))  # 2,000 independent draws of the signs
+    # 2,000 independent draws of the signs
+    state = torch.exp(torch.randn(2000, 5, dtype=torch.float64))
     estimate = squared_jacobian(model, state, None)
     exact = matrix.square().sum() / 5
     torch.testing.assert_close(estimate, exact, rtol=0.05, atol=0.0)
@@ -64,7 +65,9 @@ def test_squared_jacobian_has_gradients_and_serves_signed_states():
     squared_jacobian(model, torch.full((4, 3), 2.0, dtype=torch.float64), None).backward()
     assert float(matrix.grad.abs().sum()) > 0
     halving = Halving(matrix)
-    torch.testing.assert_close(squared_jacobian(halving, torch.randn(4, 3), None), torch.tensor(0.25))
+    torch.testing.assert_close(
+        squared_jacobian(halving, torch.randn(4, 3), None), torch.tensor(0.25)
+    )
 
 
 def test_parts_are_the_graphs_of_the_union():
@@ -104,11 +107,15 @@ def test_new_fields_do_not_rename_old_runs():
 
 
 def test_stage_configs_grow_and_keep_the_last_parameters():
-    config = TrainingConfig.parse({"task": {"name": "community", "level": 10}, "model": "sheafdeq", "schedule": "wsd"})
+    config = TrainingConfig.parse(
+        {"task": {"name": "community", "level": 10}, "model": "sheafdeq", "schedule": "wsd"}
+    )
     stages = stage_configs(config)
     weights = [stage.penalties.residual_weight for stage in stages]
     assert weights == sorted(weights)
-    assert all(stage.keep == "last" and stage.learning_rate < config.learning_rate for stage in stages)
+    assert all(
+        stage.keep == "last" and stage.learning_rate < config.learning_rate for stage in stages
+    )
     assert len(stages) == len(STAGES)
     with pytest.raises(InputError, match="at least one stage"):
         stage_configs(config, [])
@@ -116,7 +123,11 @@ def test_stage_configs_grow_and_keep_the_last_parameters():
 
 def test_stage_from_text():
     assert parse_stage("epochs=4,learning_rate=0.001,residual_weight=5") == Stage(4, 0.001, 5)
-    for text, message in (("epochs=4", "needs"), ("epochs=4,speed=1", "unknown key"), ("epochs=x", "must be a number")):
+    for text, message in (
+        ("epochs=4", "needs"),
+        ("epochs=4,speed=1", "unknown key"),
+        ("epochs=x", "must be a number"),
+    ):
         with pytest.raises(UsageError, match=message):
             parse_stage(text)
     with pytest.raises(InputError, match="at least one epoch"):
@@ -125,16 +136,24 @@ def test_stage_from_text():
 
 def test_settling_lowers_the_residual(tmp_path):
     config = TrainingConfig.parse(
-        {"task": {"name": "community", "level": 10, "options": SMALL}, "model": "sheafdeq", "max_epochs": 2}
+        {
+            "task": {"name": "community", "level": 10, "options": SMALL},
+            "model": "sheafdeq",
+            "max_epochs": 2,
+        }
     )
     first = train(config, out=tmp_path)
-    stages = [Stage(4, 3e-3, 20.0, residual_max_weight=0.1), Stage(4, 3e-3, 60.0, jacobian_weight=0.1)]
+    stages = [
+        Stage(4, 3e-3, 20.0, residual_max_weight=0.1),
+        Stage(4, 3e-3, 60.0, jacobian_weight=0.1),
+    ]
     results = settle(first.path, out=tmp_path, stages=stages)
     before, after = first.record.solves.residual, results[-1].record.solves.residual
     assert after < before
     before = read_record(results[0].path).checkpoint["checkpoint.safetensors"]
     assert read_record(results[-1].path).config["init_from"] == f"sha256:{before}"
-    assert results[-1].record.best.epoch == 4  # the last parameters, whatever their validation score
+    # the last parameters, whatever their validation score
+    assert results[-1].record.best.epoch == 4
     again = settle(first.path, out=tmp_path, stages=stages)
     assert all(result.reused for result in again)
 
@@ -143,7 +162,10 @@ def test_updates_by_graph_train_and_resume_alike(tmp_path):
     config = TrainingConfig.parse(
         {
             "task": {"name": "community", "level": 10, "options": SMALL},
-            "model": {"name": "sheaf-cascade", "options": {"levels": 2, "channels": 2, "level_steps": 2, "feature_noise": 0.1}},
+            "model": {
+                "name": "sheaf-cascade",
+                "options": {"levels": 2, "channels": 2, "level_steps": 2, "feature_noise": 0.1},
+            },
             "max_epochs": 3,
             "graphs_per_update": 2,
         }

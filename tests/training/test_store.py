@@ -124,7 +124,8 @@ def test_a_damaged_failure_or_task_note_stops_nothing(small, tmp_path):
 
 
 def test_what_a_process_killed_after_its_run_left_is_removed(small, tmp_path):
-    """Complete and visible, and the process dies before it clears away: found by killing at every file operation."""
+    """Complete and visible, and the process dies before it clears away: found by killing at every
+    file operation."""
     result = train(small(), out=tmp_path)
     store, run_id = RunStore(tmp_path), result.record.id
 
@@ -202,9 +203,16 @@ def test_a_worker_that_cannot_write_says_so(small, tmp_path, monkeypatch, capsys
     store = RunStore(tmp_path / "store")
     plan = store.folder(".plans") / "plan.json"
     write_plan(
-        plan, [Entry(small(), identify(small()))], store=str(store.root), invocation="x", driver=os.getppid(), deadline=None,
-        budget_epochs=None, counter="", checkpoint_seconds=30.0,
-    )  # fmt: skip
+        plan,
+        [Entry(small(), identify(small()))],
+        store=str(store.root),
+        invocation="x",
+        driver=os.getppid(),
+        deadline=None,
+        budget_epochs=None,
+        counter="",
+        checkpoint_seconds=30.0,
+    )
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(os, "fsync", full)
     try:
@@ -394,9 +402,16 @@ def test_a_worker_told_to_stop_between_two_runs_stops(small, tmp_path, monkeypat
     entries = [Entry(small(seed=seed), identify(small(seed=seed))) for seed in (1, 2)]
     plan = store.folder(".plans") / "plan.json"
     write_plan(
-        plan, entries, store=str(store.root), invocation="x", driver=os.getppid(), deadline=None, budget_epochs=None, counter="",
+        plan,
+        entries,
+        store=str(store.root),
+        invocation="x",
+        driver=os.getppid(),
+        deadline=None,
+        budget_epochs=None,
+        counter="",
         checkpoint_seconds=30.0,
-    )  # fmt: skip
+    )
 
     def first_then_signal(entry, *arguments):
         result = attempt(entry, *arguments)

@@ -74,7 +74,9 @@ def test_grid_order_and_exclusions(grid):
     configs = Sweep.load(grid).configs()
     assert len(configs) == 2 * (3 + 2)
     assert [config.seed for config in configs] == [42] * 5 + [43] * 5
-    assert not any(config.model.name == "ignn" and config.task.name == "counting" for config in configs)
+    assert not any(
+        config.model.name == "ignn" and config.task.name == "counting" for config in configs
+    )
     assert all(config.max_epochs == 4 for config in configs)
     assert {config.max_epochs for config in Sweep.load(grid, {"max_epochs": 7}).configs()} == {7}
 
@@ -141,7 +143,13 @@ def test_local_sweep_shards_direct_runs_and_cli_give_equal_records(grid, tmp_pat
     run_local(sweep.plan(store), store, jobs=2, tell=lines.append)
     assert lines[-1] == "10/10 runs finished or failed"
     status = sweep.status(store)
-    assert (status["done"], status["left"], status["failed"], status["running"], status["total"]) == (10, 0, 0, 0, 10)
+    assert (
+        status["done"],
+        status["left"],
+        status["failed"],
+        status["running"],
+        status["total"],
+    ) == (10, 0, 0, 0, 10)
     assert status["seconds_left"] == 0.0
     reference = payloads(tmp_path / "local")
     # In this process, one by one.
@@ -149,7 +157,12 @@ def test_local_sweep_shards_direct_runs_and_cli_give_equal_records(grid, tmp_pat
         record = train(config, out=tmp_path / "direct").record
         assert without_timing(record.payload()) == reference[record.id]
     # Through the command line, one of three shards.
-    assert main(["sweep", "run", str(grid), "--out", str(tmp_path / "cli"), "--shard", "2/3", "--json"]) == 0
+    assert (
+        main(
+            ["sweep", "run", str(grid), "--out", str(tmp_path / "cli"), "--shard", "2/3", "--json"]
+        )
+        == 0
+    )
     assert json.loads(capsys.readouterr().out)["done"] == 3
     shard = payloads(tmp_path / "cli")
     assert len(shard) == 3
@@ -157,14 +170,26 @@ def test_local_sweep_shards_direct_runs_and_cli_give_equal_records(grid, tmp_pat
     # Running again computes nothing, and says so.
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "local").glob("*/record.json")}
     run_local(sweep.plan(store), store, jobs=2)
-    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "local").glob("*/record.json")}
+    assert before == {
+        path: path.stat().st_mtime_ns for path in (tmp_path / "local").glob("*/record.json")
+    }
     # Exported records are what the store holds.
-    arguments = ["sweep", "export", str(grid), "--out", str(tmp_path / "local"), "--results", str(tmp_path / "results")]
+    arguments = [
+        "sweep",
+        "export",
+        str(grid),
+        "--out",
+        str(tmp_path / "local"),
+        "--results",
+        str(tmp_path / "results"),
+    ]
     assert main(arguments) == 0
     assert payloads(tmp_path / "results") == reference
 
 
-def test_one_failed_run_is_recorded_and_retried_and_stops_nothing(grid, tmp_path, monkeypatch, capsys):
+def test_one_failed_run_is_recorded_and_retried_and_stops_nothing(
+    grid, tmp_path, monkeypatch, capsys
+):
     sweep, store = Sweep.load(grid), RunStore(tmp_path)
     entries = sweep.plan(store)
 
@@ -185,7 +210,9 @@ def test_one_failed_run_is_recorded_and_retried_and_stops_nothing(grid, tmp_path
 
 def test_a_task_that_cannot_be_loaded_fails_its_runs_alone(grid, tmp_path, monkeypatch):
     monkeypatch.setenv("SHEAFDEQ_DATA", str(tmp_path / "empty"))
-    grid.write_text(GRID.replace('name = "counting"\noptions = { chains = 5 }', 'name = "mnist-terrain"'))
+    grid.write_text(
+        GRID.replace('name = "counting"\noptions = { chains = 5 }', 'name = "mnist-terrain"')
+    )
     sweep, store = Sweep.load(grid), RunStore(tmp_path / "runs")
     status = sweep.status(store)
     assert status["failed"] == 6
@@ -199,9 +226,16 @@ def test_epoch_budget_suspends_and_the_next_call_continues(grid, tmp_path):
     def invoke(epochs, name):
         plan = tmp_path / f"{name}.json"
         write_plan(
-            plan, entries, store=str(store.root), invocation=name, driver=os.getppid(), deadline=None, budget_epochs=epochs,
-            counter=str(tmp_path / name), checkpoint_seconds=30.0,
-        )  # fmt: skip
+            plan,
+            entries,
+            store=str(store.root),
+            invocation=name,
+            driver=os.getppid(),
+            deadline=None,
+            budget_epochs=epochs,
+            counter=str(tmp_path / name),
+            checkpoint_seconds=30.0,
+        )
         return work(str(plan))
 
     assert invoke(7, "first") == EXIT_SUSPENDED
@@ -212,7 +246,9 @@ def test_epoch_budget_suspends_and_the_next_call_continues(grid, tmp_path):
     assert sweep.status(store, entries)["done"] == 2
     assert store.record(entries[1].identity.id).timing["epochs_in_this_attempt"] < 4
     straight = train(entries[1].config, out=tmp_path / "straight").record
-    assert without_timing(straight.payload()) == without_timing(store.record(entries[1].identity.id).payload())
+    assert without_timing(straight.payload()) == without_timing(
+        store.record(entries[1].identity.id).payload()
+    )
 
 
 def test_limits_know_a_dead_driver_and_a_spent_budget(tmp_path):
@@ -228,7 +264,16 @@ def test_limits_know_a_dead_driver_and_a_spent_budget(tmp_path):
 def test_interrupting_the_driver_saves_the_runs(tmp_path):
     path = tmp_path / "long.toml"
     path.write_text(GRID.replace("max_epochs = 4", "max_epochs = 100000\npatience = 100000"))
-    command = [sys.executable, "-m", "sheafdeq", "sweep", "run", str(path), "--out", str(tmp_path / "runs")]
+    command = [
+        sys.executable,
+        "-m",
+        "sheafdeq",
+        "sweep",
+        "run",
+        str(path),
+        "--out",
+        str(tmp_path / "runs"),
+    ]
     command += ["--checkpoint-seconds", "0.1"]
     driver = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
@@ -267,7 +312,9 @@ def crash_module():
 def test_twenty_random_kills_lose_nothing(tmp_path, engine):
     if engine == "ray":
         need_ray()
-    outcome = crash_module().crash(engine, kills=20, jobs=2, seeds=4, epochs=40, seed=1, mean_wait=1.0, folder=tmp_path)
+    outcome = crash_module().crash(
+        engine, kills=20, jobs=2, seeds=4, epochs=40, seed=1, mean_wait=1.0, folder=tmp_path
+    )
     assert outcome["kills"] == 20
     assert (outcome["lost"], outcome["duplicated"], outcome["differing"]) == (0, 0, 0)
 
@@ -294,7 +341,9 @@ def test_ray_gives_the_records_of_the_local_engine(grid, tmp_path):
 
 def test_ray_missing_is_said(grid, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert main(["sweep", "run", str(grid), "--engine", "ray", "--out", str(tmp_path / "runs")]) == 2
+    assert (
+        main(["sweep", "run", str(grid), "--engine", "ray", "--out", str(tmp_path / "runs")]) == 2
+    )
     assert "sheafdeq[ray]" in capsys.readouterr().err
 
 
@@ -305,7 +354,8 @@ def test_ray_imported_too_early_is_said(monkeypatch):
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     cluster = SimpleNamespace(is_initialized=lambda: False)
     monkeypatch.setitem(sys.modules, "ray", cluster)
-    for _ in range(2):  # the refusal leaves nothing behind that a second attempt would take for the user's setting
+    # the refusal leaves nothing behind that a second attempt would take for the user's setting
+    for _ in range(2):
         with pytest.raises(UsageError, match="before importing ray"):
             _import_ray()
     cluster.is_initialized = lambda: True
@@ -317,7 +367,11 @@ def test_ray_imported_too_early_is_said(monkeypatch):
 
 def test_level_ten_reaches_98_percent_and_preset_file_and_record_are_one_configuration():
     config = TrainingConfig.parse(
-        {"task": {"name": "community", "level": 10}, "model": {"name": "sheafdeq", "options": {"shift": 1.3}}, "seed": 42}
+        {
+            "task": {"name": "community", "level": 10},
+            "model": {"name": "sheafdeq", "options": {"shift": 1.3}},
+            "seed": 42,
+        }
     )
     root = Path(__file__).parents[2]
     assert TrainingConfig.read(root / "configs" / "level10_sheafdeq.toml") == config
@@ -336,18 +390,26 @@ def test_level_ten_reaches_98_percent_and_preset_file_and_record_are_one_configu
 def test_level_ten_is_the_same_through_the_python_interface_and_a_sweep():
     """Two full-size runs of one code version: the test scores noted on the way change nothing."""
     root = Path(__file__).parents[2] / "results" / "runs"
-    swept, called = (read_record(next(root.glob(f"{start}*"))) for start in ("0b1bd7c3", "fa8deb2a"))
+    swept, called = (
+        read_record(next(root.glob(f"{start}*"))) for start in ("0b1bd7c3", "fa8deb2a")
+    )
     assert (swept.timing["engine"], called.timing["engine"]) == ("local", "direct")
     assert swept.code == called.code
-    assert TrainingConfig.of_record(called.config, "called").replace(test_every=None) == TrainingConfig.of_record(swept.config, "swept")
+    assert TrainingConfig.of_record(called.config, "called").replace(
+        test_every=None
+    ) == TrainingConfig.of_record(swept.config, "swept")
     for name in ("loss", "validation"):
         assert swept.curves[name] == called.curves[name]
     assert swept.scores == called.scores
-    tensors = [load_file(next(root.glob(f"{start}*")) / "checkpoint.safetensors") for start in ("0b1bd7c3", "fa8deb2a")]
+    tensors = [
+        load_file(next(root.glob(f"{start}*")) / "checkpoint.safetensors")
+        for start in ("0b1bd7c3", "fa8deb2a")
+    ]
     assert all(torch.equal(tensors[0][name], tensors[1][name]) for name in tensors[0])
 
 
-# ---------------------------------------------------------------------- groups, and what was made elsewhere
+# ---------------------------------------------------------------------- groups, and what was made
+# elsewhere
 
 GROUPS = """
 name = "ordered"
@@ -356,16 +418,16 @@ max_epochs = 2
 [[groups]]
 title = "first"
 seeds = [43]
-tasks = [{ name = "community", levels = [7, 3], options = { nodes = 30, train_seeds = [1], test_seeds = [2], k = 3 } }]
+tasks = [{ name = "community", levels = [7, 3], options = { SMALL } }]
 models = [{ name = "ignn", options = [{}] }]
 [[groups]]
 title = "then"
 seeds = [42, 43]
-tasks = [{ name = "community", level = 3, options = { nodes = 30, train_seeds = [1], test_seeds = [2], k = 3 } }]
+tasks = [{ name = "community", level = 3, options = { SMALL } }]
 models = [{ name = "ignn", options = [{}] }, { name = "mlp", options = [{}] }]
 training = { learning_rate = 1e-2 }
 exclude = [{ model = "mlp", task = "counting" }]
-"""
+""".replace("SMALL", "nodes = 30, train_seeds = [1], test_seeds = [2], k = 3")
 
 
 @pytest.fixture
@@ -376,7 +438,9 @@ def ordered(tmp_path):
 
 def test_groups_come_in_their_order_and_ask_for_a_run_once(ordered):
     runs = Sweep.load(ordered).runs()
-    assert [(group, config.task.level, config.model.name, config.seed) for group, config in runs] == [
+    assert [
+        (group, config.task.level, config.model.name, config.seed) for group, config in runs
+    ] == [
         ("first", 7, "ignn", 43),
         ("first", 3, "ignn", 43),
         ("then", 3, "ignn", 42),
@@ -404,7 +468,9 @@ def test_a_file_with_groups_that_makes_no_sense_is_named(tmp_path, change, messa
         Sweep.load(path)
 
 
-def test_records_made_by_other_sources_count_and_are_not_made_again(ordered, tmp_path, monkeypatch, capsys):
+def test_records_made_by_other_sources_count_and_are_not_made_again(
+    ordered, tmp_path, monkeypatch, capsys
+):
     elsewhere = tmp_path / "elsewhere"
     config = Sweep.load(ordered).configs()[1]
     made = train(config, out=elsewhere)
@@ -415,9 +481,25 @@ def test_records_made_by_other_sources_count_and_are_not_made_again(ordered, tmp
     assert main([*command, "--recorded", str(elsewhere), "--missing"]) == 0
     status = json.loads(capsys.readouterr().out)
     assert (status["done"], status["left"]) == (1, 4)
-    assert [(group["title"], group["done"], group["total"]) for group in status["groups"]] == [("first", 1, 2), ("then", 0, 3)]
+    assert [(group["title"], group["done"], group["total"]) for group in status["groups"]] == [
+        ("first", 1, 2),
+        ("then", 0, 3),
+    ]
     assert len(status["missing"]) == 4
-    assert main(["sweep", "run", str(ordered), "--out", str(tmp_path / "runs"), "--recorded", str(elsewhere)]) == 0
+    assert (
+        main(
+            [
+                "sweep",
+                "run",
+                str(ordered),
+                "--out",
+                str(tmp_path / "runs"),
+                "--recorded",
+                str(elsewhere),
+            ]
+        )
+        == 0
+    )
     finished = [record.config["task"]["level"] for record in read_records(tmp_path / "runs")]
     assert sorted(finished) == [3, 3, 3, 7]
     assert made.record.id not in {record.id for record in read_records(tmp_path / "runs")}
@@ -427,7 +509,8 @@ def test_records_made_by_other_sources_count_and_are_not_made_again(ordered, tmp
 
 
 def test_the_evidence_has_its_order():
-    """The issue's list: cascade, SheafDEQ, comparison models, simple models, then readings, inputs, and more of everything."""
+    """The issue's list: cascade, SheafDEQ, comparison models, simple models, then readings, inputs,
+    and more of everything."""
     runs = Sweep.load("evidence").runs()
     places = {group: number for number, (group, _) in reversed(list(enumerate(runs)))}
     numbers = [title.split()[0] for title in sorted(places, key=places.__getitem__)]
@@ -436,12 +519,23 @@ def test_the_evidence_has_its_order():
     assert numbers.index("then:") > numbers.index("same")
     must = [config for group, config in runs if group[0].isdigit()]
     cascade = {(c.task.name, c.task.level, c.seed) for c in must if c.model.name == "sheaf-cascade"}
-    columns = [("community", level) for level in (1, 3, 5, 7, 9, 10)] + [("coordinates", None), ("mnist-terrain", None)]
+    columns = [("community", level) for level in (1, 3, 5, 7, 9, 10)] + [
+        ("coordinates", None),
+        ("mnist-terrain", None),
+    ]
     assert cascade == {(*column, seed) for column in columns for seed in (42, 43, 44, 45, 46)}
     ours = {(c.task.name, c.task.level, c.seed) for c in must if c.model.name == "sheafdeq"}
     assert len(ours) == 5 * 3 + 5
-    warmups = {(c.model.name, c.task.level, c.schedule.warmup) for _, c in runs if not c.task.options and c.graphs_per_update is None}
-    assert {(*which, w) for which in (("loop-transformer", 7), ("loop-transformer", 10), ("ignn", 10)) for w in (0.05, 0.1, 0.2)} <= warmups
+    warmups = {
+        (c.model.name, c.task.level, c.schedule.warmup)
+        for _, c in runs
+        if not c.task.options and c.graphs_per_update is None
+    }
+    assert {
+        (*which, w)
+        for which in (("loop-transformer", 7), ("loop-transformer", 10), ("ignn", 10))
+        for w in (0.05, 0.1, 0.2)
+    } <= warmups
     assert len({config.model_dump_json() for _, config in runs}) == len(runs)
 
 
@@ -473,7 +567,8 @@ parents = {}
 for entry in Path("/proc").iterdir():
     if entry.name.isdecimal():
         try:
-            parents.setdefault(int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1]), []).append(int(entry.name))
+            parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            parents.setdefault(parent, []).append(int(entry.name))
         except OSError:
             pass
 while waiting:
@@ -505,9 +600,15 @@ def test_a_cluster_of_ours_listens_on_the_loopback_interface_alone(tmp_path):
         pytest.skip("no /proc/net/tcp to read the listening sockets from")
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
     environment["HOME"] = str(tmp_path)
-    done = subprocess.run([sys.executable, "-c", RAY_SOCKETS], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", RAY_SOCKETS], env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     listening = json.loads(done.stdout.splitlines()[-1])
     assert listening
-    assert set(listening) <= {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+    assert set(listening) <= {
+        "0100007F",
+        "0000000000000000FFFF00000100007F",
+        "00000000000000000000000001000000",
+    }
     assert (tmp_path / ".ray" / "auth_token").stat().st_mode & 0o077 == 0

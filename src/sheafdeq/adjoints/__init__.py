@@ -19,12 +19,15 @@ __all__ = ["Adjoint", "Implicit", "Truncated", "Unrolled", "adjoint_from"]
 class Adjoint(Protocol):
     """Solves with some solver so that the returned value carries gradients."""
 
-    def solve(self, function: Function, initial: Tensor, solver: Solver, **options: Any) -> Solution:
+    def solve(
+        self, function: Function, initial: Tensor, solver: Solver, **options: Any
+    ) -> Solution:
         """Solve ``z = function(z)`` from ``initial``."""
 
 
 def adjoint_from(choice: str | Adjoint) -> Adjoint:
-    """An adjoint object, or one of ``unrolled``, ``implicit``, ``truncated`` (or ``truncated:k``)."""
+    """An adjoint object, or one of ``unrolled``, ``implicit``, ``truncated`` (or
+    ``truncated:k``)."""
     if not isinstance(choice, str):
         return choice
     if choice == "unrolled":
@@ -34,4 +37,6 @@ def adjoint_from(choice: str | Adjoint) -> Adjoint:
     name, _, count = choice.partition(":")
     if name == "truncated" and (not count or count.isdigit()):
         return Truncated(int(count)) if count else Truncated()
-    raise InputError(f"unknown gradient {choice!r}: choose 'unrolled', 'implicit', 'truncated' or 'truncated:k'")
+    raise InputError(
+        f"unknown gradient {choice!r}: choose 'unrolled', 'implicit', 'truncated' or 'truncated:k'"
+    )

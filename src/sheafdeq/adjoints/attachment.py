@@ -1,4 +1,5 @@
-"""Attaching a solution that was found without recording to the autograd graph, with an adjoint solved by any means."""
+"""Attaching a solution that was found without recording to the autograd graph, with an adjoint
+solved by any means."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ __all__ = ["attach"]
 
 class _Attach(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, attached: Tensor, value: Tensor, solve_adjoint: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(
+        ctx: Any, attached: Tensor, value: Tensor, solve_adjoint: Callable[[Tensor], Tensor]
+    ) -> Tensor:
         ctx.solve_adjoint = solve_adjoint
         return value.clone()
 
@@ -24,8 +27,10 @@ class _Attach(torch.autograd.Function):
 
 
 def attach(value: Tensor, attached: Tensor, solve_adjoint: Callable[[Tensor], Tensor]) -> Tensor:
-    """``value`` with the gradient of ``attached``, whose cotangent g is first replaced by ``solve_adjoint(g)``.
+    """``value`` with the gradient of ``attached``, whose cotangent g is first replaced by
+    ``solve_adjoint(g)``.
 
-    For z = f(z, theta) take ``attached = f(z, theta)`` with z detached and let ``solve_adjoint`` return u = g + J^T u.
+    For z = f(z, theta) take ``attached = f(z, theta)`` with z detached and let ``solve_adjoint``
+    return u = g + J^T u.
     """
     return _Attach.apply(attached, value, solve_adjoint)

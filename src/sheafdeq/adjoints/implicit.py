@@ -1,18 +1,23 @@
 """The gradient of the equilibrium itself, by the implicit function theorem.
 
-At z* = f(z*, theta) a cotangent g of z* gives the parameters the cotangent of one attached step, multiplied by the solution of
+At z* = f(z*, theta) a cotangent g of z* gives the parameters the cotangent of one attached step,
+multiplied by the solution of
 
     u = g + J^T u,      J = df/dz at z*,
 
-which is itself a fixed point and is solved to a tolerance of its own. Nothing of the forward iteration is kept: memory does not
-grow with the number of iterations. The value is the state the solver returned and judged, not the attached step's.
+which is itself a fixed point and is solved to a tolerance of its own. Nothing of the forward
+iteration is kept: memory does not grow with the number of iterations. The value is the state the
+solver returned and judged, not the attached step's.
 
-**What is judged is the error.** A residual r of this linear equation leaves the error (I - J^T)^{-1} r, which is r / (1 - rate) in
-the slowest direction: with 1 - rate = 1e-8 a residual of 1e-6 says nothing. So the rate of J^T is measured, for each graph, by
-power steps from a fixed pseudo-random start and again from the residual that is left, and a graph is CONVERGED when
-residual / (1 - rate) is within tolerance of the largest entry of *its own* u. It is an estimate (in the largest entry, with a
-measured rate), not a bound. The end of the backward solve is ``solution.backward`` and, when it failed, a
-:class:`~sheafdeq.errors.BackwardWarning`: a gradient that could not be computed never looks like one that could.
+**What is judged is the error.** A residual r of this linear equation leaves the error (I -
+J^T)^{-1} r, which is r / (1 - rate) in the slowest direction: with 1 - rate = 1e-8 a residual of
+1e-6 says nothing. So the rate of J^T is measured, for each graph, by power steps from a fixed
+pseudo-random start and again from the residual that is left, and a graph is CONVERGED when residual
+/ (1 - rate) is within tolerance of the largest entry of *its own* u. It is an estimate (in the
+largest entry, with a measured rate), not a bound. The end of the backward solve is
+``solution.backward`` and, when it failed, a
+:class:`~sheafdeq.errors.BackwardWarning`: a gradient that could not be computed never looks like
+one that could.
 """
 
 from __future__ import annotations
@@ -35,7 +40,8 @@ from sheafdeq.solvers.solution import AdjointReport
 __all__ = ["ERROR_DISTANCE", "Implicit"]
 
 ERROR_DISTANCE = "error-estimate"
-"""Name of the distance of a backward solve: sup |f(u) - u| / (1 - rate), relative to the largest entry of the graph's u."""
+"""Name of the distance of a backward solve: sup |f(u) - u| / (1 - rate), relative to the largest
+entry of the graph's u."""
 PROBE_STEPS = 16
 """Products with J^T spent on the rate before the solve; its later half is measured."""
 CHECK_STEPS = 8
@@ -45,22 +51,26 @@ LONGEST_PROBE = 128
 ROUNDS = 4
 """How often a solve is resumed when that rate turns out slower than the one it was judged by."""
 LARGEST_RAISED_TOLERANCE = 1e-3
-"""Rounding limits the error to about resolution / (1 - rate); the tolerance is raised to that, but never beyond this."""
+"""Rounding limits the error to about resolution / (1 - rate); the tolerance is raised to that, but
+never beyond this."""
 
 
 @dataclass(frozen=True)
 class Implicit:
     """Implicit differentiation; ``tolerance`` and ``max_steps`` belong to the backward solve.
 
-    The tolerance is the estimated error of u relative to its largest entry, for each graph of a batch on its own: a graph gets
-    the gradient it would get alone. ``method`` is ``picard`` or ``anderson``.
+    The tolerance is the estimated error of u relative to its largest entry, for each graph of a
+    batch on its own: a graph gets the gradient it would get alone. ``method`` is ``picard`` or
+    ``anderson``.
     """
 
     tolerance: float = 1e-6
     max_steps: int = 500
     method: str = "picard"
 
-    def solve(self, function: Function, initial: Tensor, solver: Solver, **options: Any) -> Solution:
+    def solve(
+        self, function: Function, initial: Tensor, solver: Solver, **options: Any
+    ) -> Solution:
         """Solve without recording, then attach one step whose backward is the adjoint solve."""
         with torch.no_grad():
             solution = solver.solve(function, initial, **options)
@@ -75,14 +85,22 @@ class Implicit:
                 image = function(point)
 
             def pull(u: Tensor) -> Tensor:
-                (pulled,) = torch.autograd.grad(image, point, u, retain_graph=True, allow_unused=True)
+                (pulled,) = torch.autograd.grad(
+                    image, point, u, retain_graph=True, allow_unused=True
+                )
                 return torch.zeros_like(u) if pulled is None else pulled
 
             with torch.no_grad():
-                backward = self._solved(pull if image.requires_grad else torch.zeros_like, cotangent, graphs)
+                backward = self._solved(
+                    pull if image.requires_grad else torch.zeros_like, cotangent, graphs
+                )
             report.solution = backward
             if not backward.converged:
-                warnings.warn(f"the implicit gradient is not solved: {backward}", BackwardWarning, stacklevel=2)
+                warnings.warn(
+                    f"the implicit gradient is not solved: {backward}",
+                    BackwardWarning,
+                    stacklevel=2,
+                )
             return backward.value
 
         with torch.enable_grad():
@@ -114,13 +132,16 @@ class Implicit:
             )
             solution = part if solution is None else _continued(solution, part)
             value, left = part.value, left - part.steps
-            # The rate as the residual shows it: a slow direction that the probe missed survives in what is left.
+            # The rate as the residual shows it: a slow direction that the probe missed survives in
+            # what is left.
             remaining = unit + pull(value) - value
             observed, products = _rate(pull, remaining, graphs, CHECK_STEPS)
             slower, spent = torch.maximum(rate, observed), spent + products + 1
             error = _error_distance(slower, graphs)(value + remaining, value)
             error = per_graph_max(error, graphs.of_node, graphs.count)
-            missed = torch.tensor([s is Status.CONVERGED for s in part.graph_status]) & ~(error <= tolerances)
+            missed = torch.tensor([s is Status.CONVERGED for s in part.graph_status]) & ~(
+                error <= tolerances
+            )
             rate = slower
             if not bool(missed.any()):
                 break
@@ -159,7 +180,11 @@ class _Graphs:
 
     def spread(self, values: Tensor) -> Tensor:
         """(count,) -> (n, 1) or (1, 1), to multiply rows."""
-        return values.view(1, 1) if self.of_node is None else values.index_select(0, self.of_node).unsqueeze(1)
+        return (
+            values.view(1, 1)
+            if self.of_node is None
+            else values.index_select(0, self.of_node).unsqueeze(1)
+        )
 
 
 def _error_distance(rate: Tensor, graphs: _Graphs) -> Distance:
@@ -167,13 +192,18 @@ def _error_distance(rate: Tensor, graphs: _Graphs) -> Distance:
 
     def measure(new: Tensor, old: Tensor) -> Tensor:
         size = graphs.largest(new).clamp(min=1.0)  # the cotangent has largest entry one
-        return ((new - old).abs() / graphs.spread(gap * size)).amax(1) if new.shape[1] else new.new_zeros(len(new))
+        return (
+            ((new - old).abs() / graphs.spread(gap * size)).amax(1)
+            if new.shape[1]
+            else new.new_zeros(len(new))
+        )
 
     return Distance(ERROR_DISTANCE, measure)
 
 
 def _pattern(like: Tensor) -> Tensor:
-    """Fixed pseudo-random signs and sizes: a start with a share in every direction, the same in every run."""
+    """Fixed pseudo-random signs and sizes: a start with a share in every direction, the same in
+    every run."""
     count = torch.arange(like.numel(), dtype=torch.int64, device=like.device)
     mixed = (count * 2654435761 + 12345) % 4294967296
     mixed = (mixed * 40503 + (mixed >> 16)) % 65536
@@ -181,10 +211,11 @@ def _pattern(like: Tensor) -> Tensor:
 
 
 def _rate(pull: Function, start: Tensor, graphs: _Graphs, steps: int) -> tuple[Tensor, int]:
-    """(num_graphs,) by which factor ``pull`` shrinks each graph's largest entry a step, and how many products that took.
+    """(num_graphs,) by which factor ``pull`` shrinks each graph's largest entry a step, and how
+    many products that took.
 
-    Measured over the later half of ``steps`` products, and twice as many as long as a graph looks so slow (or, for a while, so
-    expanding) that this many could not tell.
+    Measured over the later half of ``steps`` products, and twice as many as long as a graph looks
+    so slow (or, for a while, so expanding) that this many could not tell.
     """
     vector = start
     dead = torch.zeros(graphs.count, dtype=torch.bool, device=start.device)
@@ -217,7 +248,8 @@ def _continued(first: Solution, second: Solution) -> Solution:
 def _missed(solution: Solution, missed: Tensor, error: Tensor) -> Solution:
     """Graphs whose error turned out larger than what they were judged by did not converge."""
     solution.graph_status = tuple(
-        Status.MAX_STEPS if wrong else status for status, wrong in zip(solution.graph_status, missed.tolist(), strict=True)
+        Status.MAX_STEPS if wrong else status
+        for status, wrong in zip(solution.graph_status, missed.tolist(), strict=True)
     )
     solution.status = Status.worst(solution.graph_status)
     solution.graph_residual = torch.where(missed, error, solution.graph_residual)
@@ -226,9 +258,20 @@ def _missed(solution: Solution, missed: Tensor, error: Tensor) -> Solution:
 
 def _unsolved(cotangent: Tensor, scale: Tensor) -> Solution:
     """The report for an incoming gradient that is not finite: it is passed on as it is."""
-    status = tuple(Status.MAX_STEPS if ok else Status.NON_FINITE for ok in torch.isfinite(scale).tolist())
+    status = tuple(
+        Status.MAX_STEPS if ok else Status.NON_FINITE for ok in torch.isfinite(scale).tolist()
+    )
     zeros = torch.zeros(len(scale), dtype=torch.int64)
     unknown = torch.full_like(scale, torch.inf)
     return Solution(
-        cotangent, Status.NON_FINITE, 0, 0, [], ERROR_DISTANCE, None, graph_status=status, graph_residual=unknown, graph_steps=zeros
+        cotangent,
+        Status.NON_FINITE,
+        0,
+        0,
+        [],
+        ERROR_DISTANCE,
+        None,
+        graph_status=status,
+        graph_residual=unknown,
+        graph_steps=zeros,
     )

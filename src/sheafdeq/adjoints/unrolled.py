@@ -1,4 +1,5 @@
-"""Backpropagation through every iteration: the paper's gradient. Memory grows with the number of steps."""
+"""Backpropagation through every iteration: the paper's gradient. Memory grows with the number of
+steps."""
 
 from __future__ import annotations
 
@@ -17,6 +18,8 @@ __all__ = ["Unrolled"]
 class Unrolled:
     """The exact gradient of the finite iteration that was run."""
 
-    def solve(self, function: Function, initial: Tensor, solver: Solver, **options: Any) -> Solution:
+    def solve(
+        self, function: Function, initial: Tensor, solver: Solver, **options: Any
+    ) -> Solution:
         """Solve with gradients recorded through the whole loop."""
         return solver.solve(function, initial, **options)

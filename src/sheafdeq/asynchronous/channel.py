@@ -1,15 +1,17 @@
 """Channels between neighbours: what happens to a message between being sent and being read.
 
-Every node sends its state along all its edges in every slot. The copy sent in slot s arrives in slot s + d with d uniform on
-{0, ..., tau}; in slot t the receiver holds one message, and its *delay* is t minus the slot in which that message was sent.
+Every node sends its state along all its edges in every slot. The copy sent in slot s arrives in
+slot s + d with d uniform on {0, ..., tau}; in slot t the receiver holds one message, and its
+*delay* is t minus the slot in which that message was sent.
 
-* **loss** p: a message is lost with probability p, so the receiver goes on reading an older one and delays grow past tau.
-  After ``limit`` slots without anything newer the link retransmits until it succeeds, so delays stay bounded by ``limit``:
-  partial asynchronism with a larger bound. The trace says how large they really were.
+* **loss** p: a message is lost with probability p, so the receiver goes on reading an older one and
+  delays grow past tau. After ``limit`` slots without anything newer the link retransmits until it
+  succeeds, so delays stay bounded by ``limit``: partial asynchronism with a larger bound. The trace
+  says how large they really were.
 * **duplication** p: with probability p a second copy arrives at a time of its own.
-* **reordering**: a receiver that numbers its messages keeps the newest (False); one that does not reads whatever
-  arrived last, so that an old message can replace a newer one (True) and delays reach 2 tau. Of several that arrive in one
-  slot it reads the oldest last: the worst case.
+* **reordering**: a receiver that numbers its messages keeps the newest (False); one that does not
+  reads whatever arrived last, so that an old message can replace a newer one (True) and delays
+  reach 2 tau. Of several that arrive in one slot it reads the oldest last: the worst case.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ __all__ = ["RELIABLE", "Channel", "Link"]
 
 @dataclass(frozen=True)
 class Channel:
-    """What the links do to messages. All zero (:data:`RELIABLE`): independent delays, the paper's model."""
+    """What the links do to messages. All zero (:data:`RELIABLE`): independent delays, the paper's
+    model."""
 
     loss: float = 0.0
     duplication: float = 0.0
@@ -52,10 +55,14 @@ class Channel:
 
     def delay_bound(self, max_delay: int) -> int:
         """The largest delay that can be read over this channel."""
-        # Unnumbered: the last arrival may be tau old, and nothing newer need arrive for another tau slots.
+        # Unnumbered: the last arrival may be tau old, and nothing newer need arrive for another tau
+        # slots.
         bound = 2 * max_delay if self.reordering else max_delay
         if self.loss and self.limit < bound:
-            raise InputError(f"limit {self.limit} is below the bound {bound} without loss: raise it to at least {bound}")
+            raise InputError(
+                f"limit {self.limit} is below the bound {bound} without loss: raise "
+                f"it to at least {bound}"
+            )
         return self.limit if self.loss else bound
 
     def to_json(self) -> dict[str, Any]:
@@ -69,7 +76,8 @@ RELIABLE = Channel()
 class Link:
     """The state of all e links of a graph, advanced slot by slot.
 
-    Memory: 2 (tau + 1) small integers for each edge (transit times still under way) and the slot number of the message held.
+    Memory: 2 (tau + 1) small integers for each edge (transit times still under way) and the slot
+    number of the message held.
     """
 
     _LOST = -1
@@ -78,7 +86,8 @@ class Link:
         self.channel, self.max_delay, self.seed = channel, max_delay, seed
         self.bound = channel.delay_bound(max_delay)
         self.held = np.zeros(edges, dtype=np.int64)  # everyone knows the start
-        self.transit = np.full((2, max_delay + 1, edges), self._LOST, dtype=np.int16)  # first and second copies
+        # first and second copies
+        self.transit = np.full((2, max_delay + 1, edges), self._LOST, dtype=np.int16)
 
     def advance(self, time: int) -> np.ndarray:
         """Send, lose, deliver; (e,) the delay of the message every edge holds in slot ``time``."""
@@ -105,6 +114,8 @@ class Link:
         delay = time - self.held
         late = delay > self.bound
         if late.any():
-            self.held[late] = time - draw.integers(0, min(self.max_delay, time) + 1, size=int(late.sum()))
+            self.held[late] = time - draw.integers(
+                0, min(self.max_delay, time) + 1, size=int(late.sum())
+            )
             delay = time - self.held
         return delay

@@ -2,17 +2,22 @@
 
 Time runs in slots t = 0, 1, 2, ... In slot t every node i of the active set updates once,
 
-    H_i(t + 1) = T_i( H_i(t), { H_j(t - delay_{j -> i}(t)) : j -> i } ),        H_i(t + 1) = H_i(t) for all others.
+    H_i(t + 1) = T_i( H_i(t), { H_j(t - delay_{j -> i}(t)) : j -> i } ),        H_i(t + 1) = H_i(t)
+    for all others.
 
-A schedule is *partially asynchronous* with update window s and delay bound tau when, for all i, all neighbours j and all t,
+A schedule is *partially asynchronous* with update window s and delay bound tau when, for all i, all
+neighbours j and all t,
 
     (1) node i updates at least once in {t, ..., t + s - 1};
     (2) 0 <= delay_{j -> i}(t) <= tau and delay <= t (there is no state before the start);
     (3) node i reads its own state fresh, through a self-loop too.
 
-:class:`Schedule` holds the parameters and a seed; the slots are a pure function of these and of the incidence, drawn slot by slot
-from a counter-based generator (Philox keyed by seed, slot and purpose), so memory does not grow and any run can be repeated.
-:class:`Recording` is a stretch of slots written out in full (to store, edit or replay). :class:`Conditions` checks the
+:class:`Schedule` holds the parameters and a seed; the slots are a pure function of these and of the
+incidence, drawn slot by slot
+from a counter-based generator (Philox keyed by seed, slot and purpose), so memory does not grow and
+any run can be repeated.
+:class:`Recording` is a stretch of slots written out in full (to store, edit or replay).
+:class:`Conditions` checks the
 three conditions, slot by slot, on either.
 """
 
@@ -33,6 +38,7 @@ from sheafdeq.recurrence import Incidence
 
 __all__ = ["Conditions", "Recording", "Schedule", "Slot", "SlotSource", "Violation"]
 
+
 @dataclass(frozen=True, eq=False)
 class Slot:
     """What happens in slot ``time``."""
@@ -40,11 +46,13 @@ class Slot:
     time: int
     active: Tensor  # (a,) int64, ascending: the nodes that update
     delay: Tensor  # (edges into active,) int64, in the order of ``incidence.edges_into(active)``
-    own_delay: Tensor | None = None  # (a,) int64; None means fresh, which is the only thing condition (3) admits
+    # (a,) int64; None means fresh, which is the only thing condition (3) admits
+    own_delay: Tensor | None = None
 
 
 class SlotSource(Protocol):
-    """Anything that produces slots: a :class:`Schedule`, a :class:`Recording`, or a schedule of your own."""
+    """Anything that produces slots: a :class:`Schedule`, a :class:`Recording`, or a schedule of
+    your own."""
 
     @property
     def window(self) -> int:
@@ -65,13 +73,17 @@ class SlotSource(Protocol):
 class Schedule:
     """A random partially asynchronous schedule.
 
-    Activations: the first update of a node is uniform on {0, ..., s - 1}, every further gap uniform on {1, ..., s}. (The paper
-    fixes the window and leaves the law open; this one uses all admissible gaps.) Delays over a :data:`RELIABLE` channel are
-    independent, uniform on {0, ..., min(tau, t)} for every edge and slot, as in the paper; so messages may overtake one another.
-    Other channels (loss, duplication, order of arrival) are in :mod:`~sheafdeq.asynchronous.channel`.
+    Activations: the first update of a node is uniform on {0, ..., s - 1}, every further gap uniform
+    on {1, ..., s}. (The paper
+    fixes the window and leaves the law open; this one uses all admissible gaps.) Delays over a
+    :data:`RELIABLE` channel are independent, uniform on {0, ..., min(tau, t)} for every edge and
+    slot, as in the paper; so messages may overtake one another. Other channels (loss, duplication,
+    order of arrival) are in :mod:`~sheafdeq.asynchronous.channel`.
 
-    Sleep: with probability ``sleep`` a node that has just updated sleeps ``1 ... sleep_slots`` slots more; the window
-    that is promised, and checked, grows to ``s + sleep_slots``. Its neighbours keep reading what it last sent.
+    Sleep: with probability ``sleep`` a node that has just updated sleeps ``1 ... sleep_slots``
+    slots more; the window
+    that is promised, and checked, grows to ``s + sleep_slots``. Its neighbours keep reading what it
+    last sent.
 
     ``(s, tau) = (1, 0)`` without sleep is synchronous iteration.
     """
@@ -84,7 +96,12 @@ class Schedule:
     sleep_slots: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("update_window", 1), ("max_delay", 0), ("seed", 0), ("sleep_slots", 0)):
+        for name, least in (
+            ("update_window", 1),
+            ("max_delay", 0),
+            ("seed", 0),
+            ("sleep_slots", 0),
+        ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise InputError(f"{name} must be an integer of at least {least}, got {value!r}")
@@ -92,7 +109,8 @@ class Schedule:
             raise InputError(f"sleep must be a probability in [0, 1), got {self.sleep!r}")
         if (self.sleep > 0) != (self.sleep_slots > 0):
             raise InputError(
-                f"sleep={self.sleep!r} and sleep_slots={self.sleep_slots!r}: give both (how often, how long at most) or neither"
+                f"sleep={self.sleep!r} and sleep_slots={self.sleep_slots!r}: give both (how "
+                "often, how long at most) or neither"
             )
 
     @property
@@ -114,7 +132,11 @@ class Schedule:
         """Slot 0, 1, ... without end; every call starts again and yields the same slots."""
         n = incidence.num_targets
         loops = (incidence.source == incidence.target).numpy()
-        link = None if self.channel.reliable else Link(self.channel, self.max_delay, self.seed, len(incidence.source))
+        link = (
+            None
+            if self.channel.reliable
+            else Link(self.channel, self.max_delay, self.seed, len(incidence.source))
+        )
         due = stream(self.seed, 0, Purpose.FIRST).integers(0, self.update_window, size=n)
         time = 0
         while True:
@@ -127,7 +149,9 @@ class Schedule:
             elif self.max_delay == 0:
                 delay = np.zeros(len(edges), dtype=np.int64)
             else:
-                delay = stream(self.seed, time, Purpose.DELAY).integers(0, min(self.max_delay, time) + 1, size=len(edges))
+                delay = stream(self.seed, time, Purpose.DELAY).integers(
+                    0, min(self.max_delay, time) + 1, size=len(edges)
+                )
             delay[loops[edges]] = 0
             yield Slot(time, active, torch.from_numpy(delay))
             time += 1
@@ -147,7 +171,9 @@ class Schedule:
             if slot.time >= slots:
                 break
             taken.append(slot)
-        return Recording(tuple(taken), self.window, self.delay_bound, incidence.num_targets, self.describe())
+        return Recording(
+            tuple(taken), self.window, self.delay_bound, incidence.num_targets, self.describe()
+        )
 
     def with_seed(self, seed: int) -> Schedule:
         """Another sample of the same law."""
@@ -155,7 +181,11 @@ class Schedule:
 
     def describe(self) -> dict[str, Any]:
         """Parameters and seed."""
-        result: dict[str, Any] = {"update_window": self.update_window, "max_delay": self.max_delay, "seed": self.seed}
+        result: dict[str, Any] = {
+            "update_window": self.update_window,
+            "max_delay": self.max_delay,
+            "seed": self.seed,
+        }
         if self.channel != RELIABLE:
             result["channel"] = self.channel.to_json()
         if self.sleep > 0:
@@ -168,14 +198,17 @@ class Schedule:
         known = {"update_window", "max_delay", "seed", "channel", "sleep", "sleep_slots"}
         unknown = sorted(set(data) - known)
         if unknown:
-            raise InputError(f"a schedule has no entry {', '.join(unknown)}; it has {', '.join(sorted(known))}")
+            raise InputError(
+                f"a schedule has no entry {', '.join(unknown)}; it has {', '.join(sorted(known))}"
+            )
         channel = Channel(**data["channel"]) if "channel" in data else RELIABLE
         return Schedule(**{**data, "channel": channel})
 
 
 @dataclass(frozen=True)
 class Recording:
-    """Slots written out: ``activations()`` is the (T, n) table; ``slots()`` replays them; ``check()`` judges them."""
+    """Slots written out: ``activations()`` is the (T, n) table; ``slots()`` replays them;
+    ``check()`` judges them."""
 
     taken: tuple[Slot, ...]
     window: int
@@ -186,7 +219,9 @@ class Recording:
     def slots(self, incidence: Incidence) -> Iterator[Slot]:
         """The recorded slots, in order."""
         if incidence.num_targets != self.num_nodes:
-            raise InputError(f"the recording has {self.num_nodes} nodes, the graph {incidence.num_targets}")
+            raise InputError(
+                f"the recording has {self.num_nodes} nodes, the graph {incidence.num_targets}"
+            )
         return iter(self.taken)
 
     def describe(self) -> dict[str, Any]:
@@ -208,7 +243,8 @@ class Recording:
         return conditions.finish()
 
     def to_json(self) -> dict[str, Any]:
-        """Ready for JSON: small graphs and short runs only; a :class:`Schedule` is a few numbers instead."""
+        """Ready for JSON: small graphs and short runs only; a :class:`Schedule` is a few numbers
+        instead."""
         return {
             "window": self.window,
             "delay_bound": self.delay_bound,
@@ -235,7 +271,9 @@ class Recording:
             Slot(t, integers(s["active"]), integers(s["delay"]), integers(s.get("own_delay")))  # type: ignore[arg-type]
             for t, s in enumerate(data["slots"])
         )
-        return Recording(taken, data["window"], data["delay_bound"], data["num_nodes"], data["origin"])
+        return Recording(
+            taken, data["window"], data["delay_bound"], data["num_nodes"], data["origin"]
+        )
 
 
 @dataclass(frozen=True)
@@ -248,7 +286,8 @@ class Violation:
 
 
 class Conditions:
-    """The three conditions of partial asynchronism, checked as the slots go by (memory: one number a node)."""
+    """The three conditions of partial asynchronism, checked as the slots go by (memory: one number
+    a node)."""
 
     def __init__(self, incidence: Incidence, window: int, delay_bound: int) -> None:
         self.incidence, self.window, self.delay_bound = incidence, window, delay_bound
@@ -257,20 +296,31 @@ class Conditions:
         self.violations: list[Violation] = []
 
     def see(self, slot: Slot, edges: Tensor | None = None) -> None:
-        """Check one slot; slots come in order. ``edges``: ``incidence.edges_into(slot.active)``, if already known."""
+        """Check one slot; slots come in order. ``edges``: ``incidence.edges_into(slot.active)``, if
+        already known."""
         t = slot.time
         if t != self.time:
             raise InputError(f"slot {t} came where slot {self.time} was expected")
-        # (1) Windows that end before this slot: a node that was silent for more than `window` slots missed one.
+        # (1) Windows that end before this slot: a node that was silent for more than `window` slots
+        # missed one.
         gap = t - self.last_update[slot.active]
-        self._add(1, t, slot.active[gap > self.window], f"waited longer than the window of {self.window} slots")
+        self._add(
+            1,
+            t,
+            slot.active[gap > self.window],
+            f"waited longer than the window of {self.window} slots",
+        )
         edges = self.incidence.edges_into(slot.active) if edges is None else edges
         if len(slot.delay) != len(edges):
-            self.violations.append(Violation(2, t, f"{len(slot.delay)} delays for {len(edges)} incoming edges"))
+            self.violations.append(
+                Violation(2, t, f"{len(slot.delay)} delays for {len(edges)} incoming edges")
+            )
         else:
             target = self.incidence.target[edges]
             wrong = (slot.delay < 0) | (slot.delay > min(self.delay_bound, t))
-            self._add(2, t, target[wrong], f"read a delay outside 0 ... min({self.delay_bound}, {t})")
+            self._add(
+                2, t, target[wrong], f"read a delay outside 0 ... min({self.delay_bound}, {t})"
+            )
             own = (self.incidence.source[edges] == target) & (slot.delay != 0)
             self._add(3, t, target[own], "read its own state late through a self-loop")
         if slot.own_delay is not None:
@@ -287,4 +337,6 @@ class Conditions:
     def _add(self, condition: int, time: int, nodes: Tensor, message: str) -> None:
         if len(nodes):
             more = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
-            self.violations.append(Violation(condition, time, f"node {int(nodes[0])}{more} {message}"))
+            self.violations.append(
+                Violation(condition, time, f"node {int(nodes[0])}{more} {message}")
+            )

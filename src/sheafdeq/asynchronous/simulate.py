@@ -1,13 +1,16 @@
-"""Partial asynchronism in virtual time: deterministic, exact, and only the awake nodes cost anything.
+"""Partial asynchronism in virtual time: deterministic, exact, and only the awake nodes cost
+anything.
 
-The simulator keeps the last tau + 1 states of every run in a ring. In a slot it evaluates the model's own map on the active nodes
-alone (:func:`~sheafdeq.recurrence.restrict`), each edge reading the row of the ring its delay points at
-(:meth:`~sheafdeq.equilibrium.EquilibriumModel.gathered_step`). Several runs go through the slots together, so that their
-active nodes share one evaluation. A slot in which all nodes update from fresh messages is the model's ``step`` itself, so the
-schedule (1, 0) reproduces Picard iteration bit for bit.
+The simulator keeps the last tau + 1 states of every run in a ring. In a slot it evaluates the
+model's own map on the active nodes alone (:func:`~sheafdeq.recurrence.restrict`), each edge reading
+the row of the ring its delay points at
+(:meth:`~sheafdeq.equilibrium.EquilibriumModel.gathered_step`). Several runs go through the slots
+together, so that their active nodes share one evaluation. A slot in which all nodes update from
+fresh messages is the model's ``step`` itself, so the schedule (1, 0) reproduces Picard iteration
+bit for bit.
 
-The same inputs give the same bits. Running schedules together instead of one by one may change the last bits (matrix products of
-another height round differently), nothing else.
+The same inputs give the same bits. Running schedules together instead of one by one may change the
+last bits (matrix products of another height round differently), nothing else.
 """
 
 from __future__ import annotations
@@ -42,10 +45,11 @@ _DIVERGENCE = 1e8
 class Simulation:
     """The end of one asynchronous run.
 
-    ``status``: CONVERGED when the residual of the *synchronous* map at the final state is within tolerance; MAX_STEPS when the
-    work was done first; DIVERGED or NON_FINITE when the state left all bounds (``state`` is then the last finite one).
-    ``stationary``: the slot from which nothing changed any more although every node had updated from messages that no longer
-    changed; the rest of the work is not computed then, since it would change nothing either.
+    ``status``: CONVERGED when the residual of the *synchronous* map at the final state is within
+    tolerance; MAX_STEPS when the work was done first; DIVERGED or NON_FINITE when the state left
+    all bounds (``state`` is then the last finite one). ``stationary``: the slot from which nothing
+    changed any more although every node had updated from messages that no longer changed; the rest
+    of the work is not computed then, since it would change nothing either.
     """
 
     state: Tensor  # (n, c)
@@ -70,7 +74,9 @@ class Simulation:
         }
 
 
-def simulate(model: EquilibriumModel, graph: Graph, schedule: SlotSource, **options: Any) -> Simulation:
+def simulate(
+    model: EquilibriumModel, graph: Graph, schedule: SlotSource, **options: Any
+) -> Simulation:
     """One run; options as in :func:`simulate_many`."""
     return simulate_many(model, graph, [schedule], **options)[0]
 
@@ -88,32 +94,46 @@ def simulate_many(
     tolerance: float = 1e-6,
     history_bytes: int = _HISTORY_BYTES,
 ) -> list[Simulation]:
-    """Run the model under every schedule, from the same start, until each has done ``work`` mean updates a node.
+    """Run the model under every schedule, from the same start, until each has done ``work`` mean
+    updates a node.
 
-    ``context`` defaults to ``model.prepare(graph)`` in evaluation mode. ``observe(run, work, state)`` sees the start, then the
-    state after the first slot that reaches each of ``marks``, and the end. ``history_bytes`` limits the memory of the
-    rings, and so how many schedules run together. A recording that ends before the work is done ends its run there.
+    ``context`` defaults to ``model.prepare(graph)`` in evaluation mode. ``observe(run, work,
+    state)`` sees the start, then the state after the first slot that reaches each of ``marks``, and
+    the end. ``history_bytes`` limits the memory of the rings, and so how many schedules run
+    together. A recording that ends before the work is done ends its run there.
     """
     if not isinstance(model, EquilibriumModel):
-        raise InputError(f"{type(model).__name__} is feed-forward: it has no recurrence to run asynchronously")
+        raise InputError(
+            f"{type(model).__name__} is feed-forward: it has no recurrence to run asynchronously"
+        )
     if not hasattr(model, "local_step"):
-        raise InputError(f"{type(model).__name__} has no local_step, so its nodes cannot update alone: implement local_step")
+        raise InputError(
+            f"{type(model).__name__} has no local_step, so its nodes cannot update "
+            "alone: implement local_step"
+        )
     if not work > 0:
         raise InputError(f"work must be positive (mean updates a node), got {work!r}")
     with evaluating(model):
         context = model.prepare(graph) if context is None else context
         start = model.initial_state(context) if initial_state is None else initial_state
         if start.shape[0] != graph.num_nodes:
-            raise InputError(f"the initial state has {start.shape[0]} rows, the graph has {graph.num_nodes} nodes")
+            raise InputError(
+                f"the initial state has {start.shape[0]} rows, the graph has "
+                f"{graph.num_nodes} nodes"
+            )
         results: list[Simulation] = []
         for first, last in _groups(schedules, start, history_bytes):
-            group = _Group(model, context, start, schedules[first:last], sorted(marks), observe, first)
+            group = _Group(
+                model, context, start, schedules[first:last], sorted(marks), observe, first
+            )
             group.run(work)
             results.extend(run.result(model, context, tolerance) for run in group.runs)
     return results
 
 
-def _groups(schedules: Sequence[SlotSource], start: Tensor, history_bytes: int) -> Iterator[tuple[int, int]]:
+def _groups(
+    schedules: Sequence[SlotSource], start: Tensor, history_bytes: int
+) -> Iterator[tuple[int, int]]:
     """Consecutive schedules whose rings fit into the memory allowed (at least one at a time)."""
     first, used = 0, 0
     for position, schedule in enumerate(schedules):
@@ -154,7 +174,14 @@ class _Run:
                 status = Status.NON_FINITE
         violations = tuple(self.conditions.finish())
         return Simulation(
-            state, status, residual, self.work, self.trace, violations, self.source.describe(), self.stationary
+            state,
+            status,
+            residual,
+            self.work,
+            self.trace,
+            violations,
+            self.source.describe(),
+            self.stationary,
         )
 
 
@@ -218,7 +245,8 @@ class _Group:
                 waiting.append((i, slot, edges))
         images = self._evaluate(waiting, now, time) if waiting else []
         for i, run in enumerate(self.runs):
-            # Runs that have ended keep their newest state in the row their view points at; nobody reads it any more.
+            # Runs that have ended keep their newest state in the row their view points at; nobody
+            # reads it any more.
             if run.alive and self.depth > 1:
                 later[i].copy_(now[i])
         changed = dict.fromkeys(fresh, True)
@@ -237,40 +265,57 @@ class _Group:
             self._account(self.runs[i], later[i], changed[i], i in broken, time, work)
 
     def _admit(self, run: _Run, slot: Slot, edges: Tensor, time: int) -> None:
-        """Check and count a slot; a delay that points outside the ring cannot be carried out at all."""
+        """Check and count a slot; a delay that points outside the ring cannot be carried out at
+        all."""
         run.conditions.see(slot, edges)
         reach = min(self.depth - 1, time)
         for delays in (slot.delay, slot.own_delay):
-            if delays is not None and delays.numel() and (int(delays.min()) < 0 or int(delays.max()) > reach):
+            if (
+                delays is not None
+                and delays.numel()
+                and (int(delays.min()) < 0 or int(delays.max()) > reach)
+            ):
                 raise InputError(
-                    f"slot {time} reads delays from {int(delays.min())} to {int(delays.max())}; only 0 ... {reach} can be read "
+                    f"slot {time} reads delays from {int(delays.min())} to {int(delays.max())}; "
+                    f"only 0 ... {reach} can be read "
                     f"(the schedule promises at most {run.source.delay_bound})"
                 )
         if len(slot.delay) != len(edges):
-            raise InputError(f"slot {time} has {len(slot.delay)} delays for {len(edges)} incoming edges of its active nodes")
+            raise InputError(
+                f"slot {time} has {len(slot.delay)} delays for {len(edges)} incoming "
+                "edges of its active nodes"
+            )
         run.trace.see(slot.active, slot.delay)
 
-    def _evaluate(self, waiting: list[tuple[int, Slot, Tensor]], now: Tensor, time: int) -> Sequence[Tensor]:
+    def _evaluate(
+        self, waiting: list[tuple[int, Slot, Tensor]], now: Tensor, time: int
+    ) -> Sequence[Tensor]:
         """The new rows of the active nodes of every run, from one evaluation of the map."""
         runs = self.ring.shape[1]
         reads, owns = [], []
         for i, slot, edges in waiting:
             row = (time - slot.delay) % self.depth
             reads.append((row * runs + i) * self.n + self.incidence.source[edges])
-            moment = time - (slot.own_delay if slot.own_delay is not None else torch.zeros_like(slot.active))
+            moment = time - (
+                slot.own_delay if slot.own_delay is not None else torch.zeros_like(slot.active)
+            )
             owns.append((moment % self.depth * runs + i) * self.n + slot.active)
         nodes = torch.cat([slot.active for _, slot, _ in waiting])
         restricted, _ = restrict(self.context, nodes)
         index, own, table = torch.cat(reads), self.table[torch.cat(owns)], self.table
         if len(index) < len(table):  # fewer messages than stored rows: transform only what is read
             table, index = table[index], torch.arange(len(index))
-        return self.model.gathered_step(own, table, index, restricted).split([len(slot.active) for _, slot, _ in waiting])
+        return self.model.gathered_step(own, table, index, restricted).split(
+            [len(slot.active) for _, slot, _ in waiting]
+        )
 
     @staticmethod
     def _sound(image: Tensor) -> bool:
         return bool(torch.isfinite(image).all())
 
-    def _account(self, run: _Run, state: Tensor, changed: bool, broken: bool, time: int, work: float) -> None:
+    def _account(
+        self, run: _Run, state: Tensor, changed: bool, broken: bool, time: int, work: float
+    ) -> None:
         run.state, run.work = state, run.trace.work
         if broken:
             run.status = Status.NON_FINITE

@@ -1,4 +1,5 @@
-"""Random numbers that belong to a slot: a counter-based generator, so that slot t needs no memory of the slots before it."""
+"""Random numbers that belong to a slot: a counter-based generator, so that slot t needs no memory
+of the slots before it."""
 
 from __future__ import annotations
 
@@ -20,5 +21,6 @@ class Purpose(IntEnum):
 
 
 def stream(seed: int, time: int, purpose: Purpose) -> np.random.Generator:
-    """Philox keyed by ``seed``, started at the counter of (``time``, ``purpose``); streams are 2**128 numbers apart."""
+    """Philox keyed by ``seed``, started at the counter of (``time``, ``purpose``); streams are
+    2**128 numbers apart."""
     return np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, int(purpose), time]))

@@ -1,33 +1,38 @@
-r"""The bounded-staleness study: how far does a late, unreliable execution end from the synchronous prediction?
+r"""The bounded-staleness study: how far does a late, unreliable execution end from the synchronous
+prediction?
 
 For every condition (s, tau) and every sampled schedule, after u mean updates a node,
 
     d_out(u) = || Y_async(u) - Y_sync ||_F / ( || Y_sync ||_F + eps ),
 
-Y being the outputs (logits) of all nodes. Y_sync is a *reference*: ``converged`` (Picard iteration to a tolerance; if it does
-not get there the record says so and the iterate is only a numerical reference) or ``finite:K`` (the paper's, K iterations
-whatever the residual).
+Y being the outputs (logits) of all nodes. Y_sync is a *reference*: ``converged`` (Picard iteration
+to a tolerance; if it does not get there the record says so and the iterate is only a numerical
+reference) or ``finite:K`` (the paper's, K iterations whatever the residual).
 
-**Record** (JSON, ``schema`` = ``sheafdeq.async/1``), one for each model; all that figures and tables read:
+**Record** (JSON, ``schema`` = ``sheafdeq.async/1``), one for each model; all that figures and
+tables read:
 
-=====================  =================================================================================================
-``model``              ``{"name", "title", "options"}``; ``run``: identifier of the trained run (null for none); ``seed``
-``task``, ``graph``    title of the task; which graph (``test[0]``), with ``nodes`` and ``edges``; ``dtype``
-``simulation``         ``exact`` (the model's own map with stale neighbours) or ``approximate: <why>``
-``reference``          ``{"kind", "steps", "status", "residual", "score"}``; status ``converged`` or the reason why not
-``work``               mean updates a node asked for
-``conditions``         list, in the order asked for:
-``.update_window``     s; ``.max_delay``: tau; ``.channel``, ``.sleep``, ``.sleep_slots`` only where used
-``.label``             ``(5, 2)`` or ``(5, 2), loss 0.2``
-``.samples``           schedules run; ``.counted``: those whose end is finite and did not diverge; only these are summarised
-``.d_out``             ``{"median", "min", "max"}`` over the counted schedules, null if there is none
-``.score``             the same for the task's score in its units (accuracy: per cent); null without labels
-``.statuses``          how many schedules ended in which status
-``.violations``        breaches of partial asynchronism found while running (0 for an admissible schedule)
-``.staleness``         ``{"mean", "max", "histogram"}`` of the delays that were read, all schedules together
-``.trajectories``      ``[{"seed", "status", "residual", "work": [...], "d_out": [...], "score"}]``, points at observed work,
+=====================
+=================================================================================================
+``model``              ``{"name", "title", "options"}``; ``run``: identifier of the trained run
+(null for none); ``seed`` ``task``, ``graph``    title of the task; which graph (``test[0]``), with
+``nodes`` and ``edges``; ``dtype`` ``simulation``         ``exact`` (the model's own map with stale
+neighbours) or ``approximate: <why>`` ``reference``          ``{"kind", "steps", "status",
+"residual", "score"}``; status ``converged`` or the reason why not ``work``               mean
+updates a node asked for ``conditions``         list, in the order asked for: ``.update_window``
+s; ``.max_delay``: tau; ``.channel``, ``.sleep``, ``.sleep_slots`` only where used ``.label``
+``(5, 2)`` or ``(5, 2), loss 0.2`` ``.samples``           schedules run; ``.counted``: those whose
+end is finite and did not diverge; only these are summarised ``.d_out``             ``{"median",
+"min", "max"}`` over the counted schedules, null if there is none ``.score``             the same
+for the task's score in its units (accuracy: per cent); null without labels ``.statuses``
+how many schedules ended in which status ``.violations``        breaches of partial asynchronism
+found while running (0 for an admissible schedule) ``.staleness``         ``{"mean", "max",
+"histogram"}`` of the delays that were read, all schedules together ``.trajectories``
+``[{"seed", "status", "residual", "work": [...], "d_out": [...], "score"}]``, points at observed
+work,
                        never interpolated; the last point is the end of the run
-=====================  =================================================================================================
+=====================
+=================================================================================================
 """
 
 from __future__ import annotations
@@ -49,7 +54,15 @@ from sheafdeq.equilibrium import EquilibriumModel
 from sheafdeq.errors import InputError
 from sheafdeq.solvers import Picard, Status
 
-__all__ = ["SCHEMA", "ConditionResult", "Reference", "Sample", "StalenessStudy", "marks_up_to", "staleness_study"]
+__all__ = [
+    "SCHEMA",
+    "ConditionResult",
+    "Reference",
+    "Sample",
+    "StalenessStudy",
+    "marks_up_to",
+    "staleness_study",
+]
 
 SCHEMA = "sheafdeq.async/1"
 _LOST = (Status.NON_FINITE, Status.DIVERGED)
@@ -123,14 +136,20 @@ class ConditionResult:
         extras += [f"loss {channel.loss:g}"] if channel.loss else []
         extras += [f"duplication {channel.duplication:g}"] if channel.duplication else []
         extras += ["reordering"] if channel.reordering else []
-        extras += [f"sleep {self.schedule.sleep:g} x {self.schedule.sleep_slots}"] if self.schedule.sleep else []
+        extras += (
+            [f"sleep {self.schedule.sleep:g} x {self.schedule.sleep_slots}"]
+            if self.schedule.sleep
+            else []
+        )
         return ", ".join([text, *extras])
 
     def __str__(self) -> str:
         if self.d_out is None:
             return f"{self.label}: none of {len(self.samples)} runs stayed finite"
         text = "{median:.3g} [{min:.3g}, {max:.3g}]".format(**self.d_out)
-        return f"{self.label}: d_out {text} over {len(self.counted)} of {len(self.samples)} schedules"
+        return (
+            f"{self.label}: d_out {text} over {len(self.counted)} of {len(self.samples)} schedules"
+        )
 
     @property
     def counted(self) -> list[Sample]:
@@ -155,7 +174,9 @@ class ConditionResult:
             "samples": len(self.samples),
             "counted": len(self.counted),
             "d_out": self.d_out,
-            "score": _summary([sample.score for sample in self.counted if sample.score is not None]),
+            "score": _summary(
+                [sample.score for sample in self.counted if sample.score is not None]
+            ),
             "statuses": statuses,
             "violations": self.violations,
             "staleness": self.staleness,
@@ -197,21 +218,34 @@ def staleness_study(
     initial_state: Tensor | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> StalenessStudy:
-    """Run ``samples`` schedules of every condition (seeds ``condition.seed``, ``+ 1``, ...) and hold them against the reference.
+    """Run ``samples`` schedules of every condition (seeds ``condition.seed``, ``+ 1``, ...) and
+    hold them against the reference.
 
-    All schedules of the synchronous condition (1, 0) coincide, so it is run once. ``reference_steps`` and ``tolerance`` (relative
-    change of the state, largest over nodes) decide when the converged reference is given up or accepted.
+    All schedules of the synchronous condition (1, 0) coincide, so it is run once.
+    ``reference_steps`` and ``tolerance`` (relative change of the state, largest over nodes) decide
+    when the converged reference is given up or accepted.
     """
     if samples < 1:
         raise InputError(f"samples must be at least 1, got {samples!r}")
     with evaluating(model):
         context = model.prepare(graph)
         start = model.initial_state(context) if initial_state is None else initial_state
-        target = synchronous_reference(model, graph, context, start, reference, reference_steps, tolerance, score)
+        target = synchronous_reference(
+            model, graph, context, start, reference, reference_steps, tolerance, score
+        )
         results = []
         for condition in conditions:
             result = _run_condition(
-                model, graph, context, start, condition, 1 if condition.synchronous else samples, work, target, tolerance, score
+                model,
+                graph,
+                context,
+                start,
+                condition,
+                1 if condition.synchronous else samples,
+                work,
+                target,
+                tolerance,
+                score,
             )
             results.append(result)
             if progress is not None:
@@ -235,18 +269,29 @@ def synchronous_reference(
     elif kind.startswith("finite:") and kind[7:].isdecimal() and int(kind[7:]) > 0:
         solver = Picard(steps=int(kind[7:]), tolerance=tolerance)
     else:
-        raise InputError(f"a reference is 'converged' or 'finite:K' (for example finite:420), got {kind!r}")
+        raise InputError(
+            f"a reference is 'converged' or 'finite:K' (for example finite:420), got {kind!r}"
+        )
     solution = solver.solve(
-        lambda state: model.step(state, context), start, graph_of_node=graph.graph_of_node, num_graphs=graph.num_graphs
+        lambda state: model.step(state, context),
+        start,
+        graph_of_node=graph.graph_of_node,
+        num_graphs=graph.num_graphs,
     )
     logits = model.readout(solution.value, context)  # type: ignore[operator]
     return Reference(
-        kind, solution.steps, solution.status, solution.residual, logits, None if score is None else score(logits)
+        kind,
+        solution.steps,
+        solution.status,
+        solution.residual,
+        logits,
+        None if score is None else score(logits),
     )
 
 
 def marks_up_to(work: float, per_unit: int = 24) -> list[float]:
-    """Work at which a trajectory is sampled: every update at first, then ever more sparsely, about 60 points to 500."""
+    """Work at which a trajectory is sampled: every update at first, then ever more sparsely, about
+    60 points to 500."""
     marks, value = [], 1.0
     while value < work:
         marks.append(value)
@@ -271,7 +316,9 @@ def _run_condition(
 
     def observe(run: int, done: float, state: Tensor) -> None:
         logits = model.readout(state, context)  # type: ignore[operator]
-        points[run].append((done, float(torch.linalg.vector_norm(logits - reference.logits)) / norm))
+        points[run].append(
+            (done, float(torch.linalg.vector_norm(logits - reference.logits)) / norm)
+        )
 
     schedules = [condition.with_seed(condition.seed + i) for i in range(samples)]
     runs = simulate_many(
@@ -292,17 +339,35 @@ def _run_condition(
         _sample(schedule.seed, run, curve, model, context, score)
         for schedule, run, curve in zip(schedules, runs, points, strict=True)
     )
-    return ConditionResult(condition, outcome, sum(len(run.violations) for run in runs), trace.to_json()["staleness"])
+    return ConditionResult(
+        condition, outcome, sum(len(run.violations) for run in runs), trace.to_json()["staleness"]
+    )
 
 
 def _sample(
-    seed: int, run: Simulation, curve: list[tuple[float, float]], model: EquilibriumModel, context: Any, score: Score | None
+    seed: int,
+    run: Simulation,
+    curve: list[tuple[float, float]],
+    model: EquilibriumModel,
+    context: Any,
+    score: Score | None,
 ) -> Sample:
     value = None if score is None else score(model.readout(run.state, context))  # type: ignore[operator]
-    return Sample(seed, run.status, run.residual, tuple(w for w, _ in curve), tuple(d for _, d in curve), value)
+    return Sample(
+        seed,
+        run.status,
+        run.residual,
+        tuple(w for w, _ in curve),
+        tuple(d for _, d in curve),
+        value,
+    )
 
 
 def _summary(values: Sequence[float]) -> dict[str, float] | None:
     if not values:
         return None
-    return {"median": json_number(median(values)), "min": json_number(min(values)), "max": json_number(max(values))}  # type: ignore[dict-item]
+    return {
+        "median": json_number(median(values)),  # type: ignore[dict-item]
+        "min": json_number(min(values)),  # type: ignore[dict-item]
+        "max": json_number(max(values)),  # type: ignore[dict-item]
+    }

@@ -16,12 +16,14 @@ __all__ = ["Trace"]
 class Trace:
     """Counted while a schedule runs.
 
-    *Staleness* counts the messages that were read, by their delay in slots. *Work* is the mean number of updates a node has made,
-    the horizontal axis of every asynchronous figure (one synchronous iteration is work 1).
+    *Staleness* counts the messages that were read, by their delay in slots. *Work* is the mean
+    number of updates a node has made, the horizontal axis of every asynchronous figure (one
+    synchronous iteration is work 1).
     """
 
     num_nodes: int
-    delays: np.ndarray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))  # delays[k]: messages read k slots old
+    # delays[k]: messages read k slots old
+    delays: np.ndarray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
     updates: Tensor = field(init=False)  # (n,) updates of every node
     slots: int = 0
     total: int = 0
@@ -76,7 +78,13 @@ class Trace:
         return {
             "slots": self.slots,
             "work": self.work,
-            "updates": {"min": int(self.updates.min()), "max": int(self.updates.max())} if self.num_nodes else None,
+            "updates": {"min": int(self.updates.min()), "max": int(self.updates.max())}
+            if self.num_nodes
+            else None,
             "messages": self.messages,
-            "staleness": {"mean": self.mean_delay, "max": self.largest_delay, "histogram": self.delays.tolist()},
+            "staleness": {
+                "mean": self.mean_delay,
+                "max": self.largest_delay,
+                "histogram": self.delays.tolist(),
+            },
         }

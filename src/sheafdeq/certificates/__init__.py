@@ -1,8 +1,17 @@
-"""Certificates: what is proved, refuted or left open about one model on one graph (``docs/certificates.md``)."""
+"""Certificates: what is proved, refuted or left open about one model on one graph
+(``docs/certificates.md``)."""
 
 from __future__ import annotations
 
-from sheafdeq.certificates.certificate import Assumption, Certificate, Domain, Level, Metric, Verdict, Witness
+from sheafdeq.certificates.certificate import (
+    Assumption,
+    Certificate,
+    Domain,
+    Level,
+    Metric,
+    Verdict,
+    Witness,
+)
 from sheafdeq.certificates.rules import EFFORTS, Effort, Problem, certify, rule, rule_for, use_rule
 
 __all__ = [

@@ -1,12 +1,14 @@
-"""Hostile problems for the audit: each draw is a model and a graph, and what would be false to say of them.
+"""Hostile problems for the audit: each draw is a model and a graph, and what would be false to say
+of them.
 
     random      the draws of :mod:`.draws`, as they are
-    non-finite  one entry of one parameter is NaN or infinite: nothing may be certified or refuted, and the reason is told
-    extreme     parameters and features scaled by 1e-300 to 1e300: an answer, never an exception
-    subclass    a method, an attribute of the object, a submodule or a gate is replaced by another: the rule must not apply;
+    non-finite  one entry of one parameter is NaN or infinite: nothing may be certified or refuted,
+    and the reason is told extreme     parameters and features scaled by 1e-300 to 1e300: an answer,
+    never an exception subclass    a method, an attribute of the object, a submodule or a gate is
+    replaced by another: the rule must not apply;
                 or something harmless is: the rule must apply as before
-    threshold   members of families whose truth is known on both sides of a threshold, as close to it as floats are
-    float32     a model of single precision, judged in double
+    threshold   members of families whose truth is known on both sides of a threshold, as close to
+    it as floats are float32     a model of single precision, judged in double
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class Attack:
     graph: Graph
     because: str = ""
     forbidden: frozenset[Verdict] = field(default_factory=frozenset)
-    forbidden_globally: bool = False  # CERTIFIED is forbidden only when it is global: a ball may be true
+    # CERTIFIED is forbidden only when it is global: a ball may be true
+    forbidden_globally: bool = False
     resolved: bool = True  # whether float64 iterations of the model show what its exact map does
     twin: EquilibriumModel | None = None  # a model that must get the same verdict and rate
 
@@ -69,7 +72,9 @@ def _random(model: EquilibriumModel, graph: Graph, generator: torch.Generator) -
 
 
 def _non_finite(model: EquilibriumModel, graph: Graph, generator: torch.Generator) -> Attack:
-    name, parameter = _chosen([pair for pair in model.named_parameters() if pair[1].numel()], generator)
+    name, parameter = _chosen(
+        [pair for pair in model.named_parameters() if pair[1].numel()], generator
+    )
     value = _chosen([float("nan"), float("inf"), float("-inf")], generator)
     with torch.no_grad():
         parameter.view(-1)[int(_uniform(generator) * parameter.numel())] = value
@@ -83,7 +88,11 @@ def _extreme(model: EquilibriumModel, graph: Graph, generator: torch.Generator) 
         return (values * 10.0 ** (reach * (2 * _uniform(generator) - 1))).clamp(-1e300, 1e300)
 
     parameters = list(model.parameters())
-    chosen = parameters if _uniform(generator) < 0.5 else [_chosen(parameters, generator) for _ in range(2)]
+    chosen = (
+        parameters
+        if _uniform(generator) < 0.5
+        else [_chosen(parameters, generator) for _ in range(2)]
+    )
     with torch.no_grad():
         for parameter in chosen:
             parameter.copy_(scaled(parameter))
@@ -97,18 +106,24 @@ def _float32(model: EquilibriumModel, graph: Graph, generator: torch.Generator) 
     return Attack("float32", model.float(), graph.to(torch.float32))
 
 
-# ---------------------------------------------------------------------- not the map the proof is about
+# ---------------------------------------------------------------------- not the map the proof is
+# about
 
 
 def _subclass(model: EquilibriumModel, graph: Graph, generator: torch.Generator) -> Attack:
-    change = _chosen([_other_step, _other_method, _patched, _hooked, _other_gate, _harmless, _harmless], generator)
+    change = _chosen(
+        [_other_step, _other_method, _patched, _hooked, _other_gate, _harmless, _harmless],
+        generator,
+    )
     return change(model, graph, generator)
 
 
 def _derived(model: EquilibriumModel, **methods: Any) -> EquilibriumModel:
     """The same object as a member of a new subclass with these attributes."""
     kind = type(model)
-    model.__class__ = types.new_class(f"Derived{kind.__name__}", (kind,), {}, lambda namespace: namespace.update(methods))
+    model.__class__ = types.new_class(
+        f"Derived{kind.__name__}", (kind,), {}, lambda namespace: namespace.update(methods)
+    )
     return model
 
 
@@ -120,13 +135,28 @@ def _other_step(model: EquilibriumModel, graph: Graph, generator: torch.Generato
         image = kind.step(self, state, context)
         return image * (state / state.abs().mean().clamp(min=1e-300)).square()
 
-    return Attack("subclass", _derived(model, step=step), graph, "a subclass overrides step", PROVED)
+    return Attack(
+        "subclass", _derived(model, step=step), graph, "a subclass overrides step", PROVED
+    )
 
 
 def _other_method(model: EquilibriumModel, graph: Graph, generator: torch.Generator) -> Attack:
-    """Any method or property the map may use, replaced by one that does the same: the proof cannot know that it does."""
-    names = [name for name in ("prepare", "local_step", "update", "_normalised", "_averages", "_joint_step", "gradient_field", "width")
-             if hasattr(type(model), name)]  # fmt: skip
+    """Any method or property the map may use, replaced by one that does the same: the proof cannot
+    know that it does."""
+    names = [
+        name
+        for name in (
+            "prepare",
+            "local_step",
+            "update",
+            "_normalised",
+            "_averages",
+            "_joint_step",
+            "gradient_field",
+            "width",
+        )
+        if hasattr(type(model), name)
+    ]
     name = _chosen(names, generator)
     original = getattr(type(model), name)
 
@@ -134,13 +164,20 @@ def _other_method(model: EquilibriumModel, graph: Graph, generator: torch.Genera
         return original(self, *arguments, **options)
 
     new = property(original.fget) if isinstance(original, property) else method
-    return Attack("subclass", _derived(model, **{name: new}), graph, f"a subclass overrides {name}", PROVED)
+    return Attack(
+        "subclass", _derived(model, **{name: new}), graph, f"a subclass overrides {name}", PROVED
+    )
 
 
 def _patched(model: EquilibriumModel, graph: Graph, generator: torch.Generator) -> Attack:
-    name = _chosen(["step", "prepare", "local_step"] if hasattr(model, "local_step") else ["step", "prepare"], generator)
+    name = _chosen(
+        ["step", "prepare", "local_step"] if hasattr(model, "local_step") else ["step", "prepare"],
+        generator,
+    )
     original = getattr(type(model), name)
-    setattr(model, name, types.MethodType(lambda self, *arguments: original(self, *arguments), model))
+    setattr(
+        model, name, types.MethodType(lambda self, *arguments: original(self, *arguments), model)
+    )
     return Attack("subclass", model, graph, f"{name} was replaced on the object", PROVED)
 
 
@@ -185,7 +222,8 @@ def _harmless(model: EquilibriumModel, graph: Graph, generator: torch.Generator)
     return Attack("subclass", _derived(model, **change), graph, twin=twin)
 
 
-# ---------------------------------------------------------------------- known truths beside a threshold
+# ---------------------------------------------------------------------- known truths beside a
+# threshold
 
 
 def _threshold(model: EquilibriumModel, graph: Graph, generator: torch.Generator) -> Attack:
@@ -205,19 +243,34 @@ def _regular_graph(generator: torch.Generator) -> Graph:
 
 
 def _bifurcation(away: float, generator: torch.Generator) -> Attack:
-    """Theorem 13, Corollary 14: one fixed point up to gain 1/2 (the difference of the channels shrinks strictly), three above."""
+    """Theorem 13, Corollary 14: one fixed point up to gain 1/2 (the difference of the channels
+    shrinks strictly), three above."""
     gain = BIFURCATION + away
     shift = _chosen([1.01, 1.2, 2.0], generator)
-    family = counterexample(gain, shift, int(1 + 2 * _uniform(generator)), _regular_graph(generator))
+    family = counterexample(
+        gain, shift, int(1 + 2 * _uniform(generator)), _regular_graph(generator)
+    )
     if gain > BIFURCATION:
         return Attack(
-            "threshold", family.model(), family.graph, f"gain {gain!r}: three equilibria", frozenset({Verdict.CERTIFIED}), True
+            "threshold",
+            family.model(),
+            family.graph,
+            f"gain {gain!r}: three equilibria",
+            frozenset({Verdict.CERTIFIED}),
+            True,
         )
-    return Attack("threshold", family.model(), family.graph, f"gain {gain!r}: one equilibrium", frozenset({Verdict.REFUTED}))
+    return Attack(
+        "threshold",
+        family.model(),
+        family.graph,
+        f"gain {gain!r}: one equilibrium",
+        frozenset({Verdict.REFUTED}),
+    )
 
 
 def _column_sums(away: float, generator: torch.Generator) -> Attack:
-    """IGNN with W = s I and no drive on an undirected graph: a line of fixed points at s = 1, and divergence above."""
+    """IGNN with W = s I and no drive on an undirected graph: a line of fixed points at s = 1, and
+    divergence above."""
     graph = _regular_graph(generator)
     size = 1.0 + away
     model = IGNN(1, 2, width=2).double()

@@ -1,8 +1,10 @@
-"""Try to catch a certificate lying: random and hostile problems (:mod:`.adversary`), claimed against observed (:mod:`.contradiction`).
+"""Try to catch a certificate lying: random and hostile problems (:mod:`.adversary`), claimed
+against observed (:mod:`.contradiction`).
 
-A violation is a certificate that something contradicts, a verdict that is known to be false of the draw, a refusal without a
-reason where there is one, or an exception. ``with_rule`` puts another rule in place of the registered one, ``certifier`` another
-procedure in place of ``certify``: the audit must reject wrong ones (``wrong_sheaf_rule``, ``wrong_attention_rule``, ``careless``,
+A violation is a certificate that something contradicts, a verdict that is known to be false of the
+draw, a refusal without a reason where there is one, or an exception. ``with_rule`` puts another
+rule in place of the registered one, ``certifier`` another procedure in place of ``certify``: the
+audit must reject wrong ones (``wrong_sheaf_rule``, ``wrong_attention_rule``, ``careless``,
 ``gullible``, ``hasty``, ``narrow``).
 """
 
@@ -17,7 +19,15 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from sheafdeq.certificates.adversary import ATTACKS, Attack, draw_attack
-from sheafdeq.certificates.certificate import Assumption, Certificate, Domain, Level, Metric, Verdict, Witness
+from sheafdeq.certificates.certificate import (
+    Assumption,
+    Certificate,
+    Domain,
+    Level,
+    Metric,
+    Verdict,
+    Witness,
+)
 from sheafdeq.certificates.contradiction import check_certificate
 from sheafdeq.certificates.draws import draw_problem
 from sheafdeq.certificates.examine import is_positive
@@ -49,8 +59,17 @@ AUDIT_EFFORT = Effort("audit", 150, 2, 4, 10, False)
 LIGHT_EFFORT = Effort("audit-light", 40, 1, 3, 6, False)
 """For attacks whose answer does not rest on a search for a second equilibrium."""
 SCHEDULE = (
-    "random", "non-finite", "random", "extreme", "random", "subclass", "random", "threshold", "extreme", "float32",
-)  # fmt: skip
+    "random",
+    "non-finite",
+    "random",
+    "extreme",
+    "random",
+    "subclass",
+    "random",
+    "threshold",
+    "extreme",
+    "float32",
+)
 """The attack of draw k is entry k mod 10."""
 Certifier = Callable[..., Certificate]
 
@@ -78,7 +97,9 @@ class AuditReport:
 
     def __str__(self) -> str:
         counts = ", ".join(f"{name} {count}" for name, count in sorted(self.verdicts.items()))
-        attacks = ", ".join(f"{name} {self.attacks[name]}" for name in ATTACKS if self.attacks[name])
+        attacks = ", ".join(
+            f"{name} {self.attacks[name]}" for name in ATTACKS if self.attacks[name]
+        )
         return (
             f"{self.draws} draws ({attacks}): {len(self.violations)} false certificates; {counts}; "
             f"largest observed ratio {self.tightest:.4f} of the certified rate"
@@ -97,7 +118,8 @@ def audit(
     effort: Effort = AUDIT_EFFORT,
     progress: Callable[[int, AuditReport], None] | None = None,
 ) -> AuditReport:
-    """Certify ``draws`` problems, numbered from ``first``, and check every answer. ``only`` one model type, where it is random."""
+    """Certify ``draws`` problems, numbered from ``first``, and check every answer. ``only`` one
+    model type, where it is random."""
     report = AuditReport()
     for number in range(first, first + draws):
         attack = draw_attack(attacks[number % len(attacks)], number, seed, only)
@@ -106,7 +128,11 @@ def audit(
         report.attacks[attack.name] += 1
         title = type(attack.model).__name__.removeprefix("Derived")
         light = effort is AUDIT_EFFORT and attack.name in ("extreme", "subclass")
-        options = {"effort": LIGHT_EFFORT if light else effort, "seed": number, **({} if with_rule is None else {"with_rule": with_rule})}
+        options = {
+            "effort": LIGHT_EFFORT if light else effort,
+            "seed": number,
+            **({} if with_rule is None else {"with_rule": with_rule}),
+        }
         claim, contradiction = "none", None
         try:
             certificate = certifier(attack.model, attack.graph, **options)
@@ -124,11 +150,15 @@ def audit(
     return report
 
 
-def _judge(certificate: Certificate, attack: Attack, certifier: Certifier, options: dict[str, object]) -> tuple[float, str | None]:
+def _judge(
+    certificate: Certificate, attack: Attack, certifier: Certifier, options: dict[str, object]
+) -> tuple[float, str | None]:
     """(observed ratio / rate, what is wrong with the answer to this attack)."""
     json.dumps(certificate.to_json(), allow_nan=False)
     certificate.report()
-    if certificate.verdict in attack.forbidden and not (attack.forbidden_globally and certificate.level is Level.BALL):
+    if certificate.verdict in attack.forbidden and not (
+        attack.forbidden_globally and certificate.level is Level.BALL
+    ):
         return 0.0, f"cannot be: {attack.because}"
     if attack.forbidden and attack.name in ("non-finite", "subclass") and not certificate.reason:
         return 0.0, f"no reason is given, and there is one: {attack.because}"
@@ -137,9 +167,16 @@ def _judge(certificate: Certificate, attack: Attack, certifier: Certifier, optio
         if (other.verdict, other.rate) != (certificate.verdict, certificate.rate):
             return 0.0, f"a subclass that changes nothing is {certificate}, its parent {other}"
     if attack.name == "subclass" and attack.twin is None:
-        return 0.0, None  # nothing was claimed of it; its map need not be defined where the parent's is
+        # nothing was claimed of it; its map need not be defined where the parent's is
+        return 0.0, None
     model = copy.deepcopy(attack.model).double().eval()
-    return check_certificate(certificate, model, attack.graph.to(torch.float64), seed=attack_seed(options), settle=attack.resolved)
+    return check_certificate(
+        certificate,
+        model,
+        attack.graph.to(torch.float64),
+        seed=attack_seed(options),
+        settle=attack.resolved,
+    )
 
 
 def attack_seed(options: dict[str, object]) -> int:
@@ -153,7 +190,8 @@ def attack_seed(options: dict[str, object]) -> int:
 
 
 def wrong_sheaf_rule(problem: Problem) -> Certificate:
-    """The published argument: ordinary subhomogeneity, rate mu(beta), for every SheafDEQ. Wrong, and the audit must say so."""
+    """The published argument: ordinary subhomogeneity, rate mu(beta), for every SheafDEQ. Wrong,
+    and the audit must say so."""
     model = problem.model
     assert isinstance(model, SheafDEQ)
     rate = mu(model.shift).upper
@@ -173,7 +211,8 @@ def wrong_sheaf_rule(problem: Problem) -> Certificate:
 
 
 def wrong_attention_rule(problem: Problem) -> Certificate:
-    """Attention treated as if it did not move with the state: rate m(beta), D forgotten. Wrong, and the audit must say so."""
+    """Attention treated as if it did not move with the state: rate m(beta), D forgotten. Wrong, and
+    the audit must say so."""
     model = problem.model
     assert isinstance(model, StrongAttnDEQ)
     rate = model.gate.coefficient(model.shift).upper
@@ -191,7 +230,8 @@ def wrong_attention_rule(problem: Problem) -> Certificate:
 
 
 def careless(model: EquilibriumModel, graph: Graph, *, effort: Effort, seed: int) -> Certificate:
-    """Asks the rule at once: no look at NaN, at subclasses, at what was replaced. Wrong, and the audit must say so."""
+    """Asks the rule at once: no look at NaN, at subclasses, at what was replaced. Wrong, and the
+    audit must say so."""
     model = copy.deepcopy(model).double().eval()
     graph = graph.to(torch.float64)
     with torch.no_grad():
@@ -200,9 +240,12 @@ def careless(model: EquilibriumModel, graph: Graph, *, effort: Effort, seed: int
 
 
 def gullible(model: EquilibriumModel, graph: Graph, *, effort: Effort, seed: int) -> Certificate:
-    """Takes two small residuals for two equilibria. Wrong near a threshold, and the audit must say so."""
+    """Takes two small residuals for two equilibria. Wrong near a threshold, and the audit must say
+    so."""
     certificate = certify(model, graph, effort=effort, seed=seed)
-    if certificate.verdict is not Verdict.NOT_CERTIFIED or certificate.reason.startswith(("parameter", "preparing")):
+    if certificate.verdict is not Verdict.NOT_CERTIFIED or certificate.reason.startswith(
+        ("parameter", "preparing")
+    ):
         return certificate
     model, graph = copy.deepcopy(model).double().eval(), graph.to(torch.float64)
     with torch.no_grad():
@@ -216,21 +259,48 @@ def gullible(model: EquilibriumModel, graph: Graph, *, effort: Effort, seed: int
         for other in ends:
             gap = Metric("thompson")(one.state, other.state)
             if one.converged and other.converged and gap > 1e-3:
-                witness = Witness(one.state, other.state, (one.residual, other.residual), gap, True, "residuals below 1e-9")
-                return Certificate(Verdict.REFUTED, Level.NONE, certificate.model, certificate.graph, witness=witness)
+                witness = Witness(
+                    one.state,
+                    other.state,
+                    (one.residual, other.residual),
+                    gap,
+                    True,
+                    "residuals below 1e-9",
+                )
+                return Certificate(
+                    Verdict.REFUTED,
+                    Level.NONE,
+                    certificate.model,
+                    certificate.graph,
+                    witness=witness,
+                )
     return certificate
 
 
 def hasty(model: EquilibriumModel, graph: Graph, *, effort: Effort, seed: int) -> Certificate:
-    """Claims a rate that is smaller by 3 %. Wrong where the bound is tight, and the audit must say so."""
+    """Claims a rate that is smaller by 3 %. Wrong where the bound is tight, and the audit must say
+    so."""
     certificate = certify(model, graph, effort=effort, seed=seed)
-    return certificate if certificate.rate is None else replace(certificate, rate=0.97 * certificate.rate)
+    return (
+        certificate
+        if certificate.rate is None
+        else replace(certificate, rate=0.97 * certificate.rate)
+    )
 
 
 def narrow(model: EquilibriumModel, graph: Graph, *, effort: Effort, seed: int) -> Certificate:
-    """States a box a little smaller than what every start enters. Wrong, and the audit must say so."""
+    """States a box a little smaller than what every start enters. Wrong, and the audit must say
+    so."""
     certificate = certify(model, graph, effort=effort, seed=seed)
     domain = certificate.domain
-    if domain is None or domain.lower is None or domain.upper is None or domain.enters_after is None:
+    if (
+        domain is None
+        or domain.lower is None
+        or domain.upper is None
+        or domain.enters_after is None
+    ):
         return certificate
-    return replace(certificate, domain=replace(domain, lower=domain.lower + 0.6 * (domain.upper - domain.lower)))
+    return replace(
+        certificate,
+        domain=replace(domain, lower=domain.lower + 0.6 * (domain.upper - domain.lower)),
+    )

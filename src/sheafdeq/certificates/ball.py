@@ -1,6 +1,8 @@
-"""The largest ball around a reached state on which contraction is proved (``docs/theory.md``, Theorem 28).
+"""The largest ball around a reached state on which contraction is proved (``docs/theory.md``,
+Theorem 28).
 
-The ball is |u_i - centre_i| <= R w_i in log coordinates, min w = 1, so it contains the plain Thompson ball of radius R. Needed:
+The ball is |u_i - centre_i| <= R w_i in log coordinates, min w = 1, so it contains the plain
+Thompson ball of radius R. Needed:
 
     rate r of the step over the whole ball below one      (enclosure of the Jacobian),
     residual of the centre  eps <= (1 - r) R              (then the ball is mapped into itself).
@@ -19,7 +21,8 @@ from sheafdeq.certificates.sheaf_enclosure import Enclosed, SheafEnclosure
 __all__ = ["Ball", "largest_ball", "weighted_residual"]
 
 WIDEST = 8.0
-"""No entry of a ball is wider than this in log coordinates: beyond a factor of e^8 nothing has ever been provable."""
+"""No entry of a ball is wider than this in log coordinates: beyond a factor of e^8 nothing has ever
+been provable."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +35,8 @@ class Ball:
     rate: float  # over the ball of radius R
     residual: float  # eps, weighted
     local_rate: float  # at the centre alone
-    rates: tuple[tuple[float, float], ...]  # (radius, rate) of every smaller ball that was proved on the way
+    # (radius, rate) of every smaller ball that was proved on the way
+    rates: tuple[tuple[float, float], ...]
 
     @property
     def distance_to_equilibrium(self) -> float:
@@ -52,11 +56,18 @@ def weighted_residual(enclosed: Enclosed, centre: Tensor) -> float:
 
 
 def largest_ball(
-    enclosure: SheafEnclosure, state: Tensor, weights: Tensor, *, evaluations: int = 10, ceiling: float = 4.0
+    enclosure: SheafEnclosure,
+    state: Tensor,
+    weights: Tensor,
+    *,
+    evaluations: int = 10,
+    ceiling: float = 4.0,
 ) -> tuple[Ball | None, Enclosed]:
-    """Search for the largest proved radius, within about 10 %; None when the rate at the centre or its residual is too large.
+    """Search for the largest proved radius, within about 10 %; None when the rate at the centre or
+    its residual is too large.
 
-    Also returns the enclosure at the centre. The rate grows with R, roughly linearly at first, so a secant proposes the next R.
+    Also returns the enclosure at the centre. The rate grows with R, roughly linearly at first, so a
+    secant proposes the next R.
     """
     weights = weights / weights.min()
     centre = state.log()
@@ -81,7 +92,11 @@ def largest_ball(
             bad_radius = proposal
         if bad_radius <= 1.1 * good_radius or (not proved and proposal < 1.01 * least):
             break
-        guess = 0.95 * proposal * (1.0 - local) / max(rate - local, 1e-15) if math.isfinite(rate) else 0.1 * proposal
+        guess = (
+            0.95 * proposal * (1.0 - local) / max(rate - local, 1e-15)
+            if math.isfinite(rate)
+            else 0.1 * proposal
+        )
         if good_radius == 0.0:
             proposal = min(max(guess, 1.001 * least, 1e-3 * proposal), 0.5 * bad_radius)
         elif math.isinf(bad_radius):

@@ -14,9 +14,11 @@ __all__ = ["BlockMatrix"]
 
 @dataclass(frozen=True, eq=False)
 class BlockMatrix:
-    """M with blocks ``own[v]`` on the diagonal and ``edge[k]`` in block row ``target[k]``, block column ``source[k]``.
+    """M with blocks ``own[v]`` on the diagonal and ``edge[k]`` in block row ``target[k]``, block
+    column ``source[k]``.
 
-    Parallel edges keep separate blocks (each may carry a message of its own age); as a matrix they add up.
+    Parallel edges keep separate blocks (each may carry a message of its own age); as a matrix they
+    add up.
     """
 
     incidence: Incidence

@@ -1,25 +1,32 @@
-"""What Theorem 23 gives for one cascade on one graph, in numbers: boxes, couplings, joint rate and weights, proved step counts.
+"""What Theorem 23 gives for one cascade on one graph, in numbers: boxes, couplings, joint rate and
+weights, proved step counts.
 
-Given the level below, level l contracts Thompson's metric with r = m(beta). Let X_l be the largest entries of level l in its
-invariant box K^l, D_l its Thompson diameter, and Lambda_l a Lipschitz constant of  x -> T^l(x, z)  for x in K^{l-1}, z in K^l.
+Given the level below, level l contracts Thompson's metric with r = m(beta). Let X_l be the largest
+entries of level l in its invariant box K^l, D_l its Thompson diameter, and Lambda_l a Lipschitz
+constant of  x -> T^l(x, z)  for x in K^{l-1}, z in K^l.
 
-    joint rate     rho in (r, 1) in the Thompson metric with weights  w_1 = 1, w_l = max(1, Lambda_l / (rho - r)) w_{l-1}
-    steps          if level l - 1 stays within  e <= tol (1 - r) / (2 Lambda_l),  level l is within tol after
-                   1 + ceil(log(2 D_l / tol) / log(1/r))  more steps           (Theorem 23, "How many steps")
+    joint rate     rho in (r, 1) in the Thompson metric with weights  w_1 = 1, w_l = max(1, Lambda_l
+    / (rho - r)) w_{l-1} steps          if level l - 1 stays within  e <= tol (1 - r) / (2
+    Lambda_l),  level l is within tol after
+                   1 + ceil(log(2 D_l / tol) / log(1/r))  more steps           (Theorem 23, "How
+                   many steps")
 
-Lambda_l is bounded link by link, for |d log x| <= 1 (norms are Euclidean, Frobenius or spectral; every quantity is a bound over K):
+Lambda_l is bounded link by link, for |d log x| <= 1 (norms are Euclidean, Frobenius or spectral;
+every quantity is a bound over K):
 
     LayerNorm      |dz_v|   <= max|gamma| N_v,          N_v = sqrt(c) max(1, mean(X_v) / sqrt(eps))
-    generator      |dA_e|   <= |M| (|S gamma| N_src + |T gamma| N_tgt)                                 (M: source or target half)
-    maps           |dF_e|   <= |dA_e| / softening,      |F_e| <= 1
-    sheaf          |dP_e|   <= w_e (|dF_src| + |dF_tgt|),   |dD_v| <= (2 / deg_v) sum |dF_tgt|,   |P_e| <= w_e,   |D_v| <= 1
-    drive          |dB_v|   <= max_i |A_i gamma| N_v + |dD_v| Y + |dY_v| + sum (|dP_e| Y + w_e |dY_u|),   Y = |W_3||W_4| max|z|
-    gate           |dphi_v| <= s |W_1| (|dD_v| R_v + sum |dP_e| R_u),   R = max column norm of X |W_2|,   s = sup |phi_p| + |phi_g|
-    level          Lambda   =  max_v (|dB_v| + |dphi_v|) / (beta - 1)
+    generator      |dA_e|   <= |M| (|S gamma| N_src + |T gamma| N_tgt)
+    (M: source or target half) maps           |dF_e|   <= |dA_e| / softening,      |F_e| <= 1 sheaf
+    |dP_e|   <= w_e (|dF_src| + |dF_tgt|),   |dD_v| <= (2 / deg_v) sum |dF_tgt|,   |P_e| <= w_e,
+    |D_v| <= 1 drive          |dB_v|   <= max_i |A_i gamma| N_v + |dD_v| Y + |dY_v| + sum (|dP_e| Y
+    + w_e |dY_u|),   Y = |W_3||W_4| max|z| gate           |dphi_v| <= s |W_1| (|dD_v| R_v + sum
+    |dP_e| R_u),   R = max column norm of X |W_2|,   s = sup |phi_p| + |phi_g| level          Lambda
+    =  max_v (|dB_v| + |dphi_v|) / (beta - 1)
 
-The first line holds because  dx^ = (I - 11'/c - x^x^'/c) dx / sqrt(var + eps),  the matrix has norm at most one, |dx|^2 <= |x|^2
-= c (mean^2 + var), and (mean^2 + var) / (var + eps) <= max(1, mean^2 / eps). All sums have nonnegative terms, so float64 rounding is
-relative; :data:`SLACK` exceeds it by far.
+The first line holds because  dx^ = (I - 11'/c - x^x^'/c) dx / sqrt(var + eps),  the matrix has norm
+at most one, |dx|^2 <= |x|^2 = c (mean^2 + var), and (mean^2 + var) / (var + eps) <= max(1, mean^2 /
+eps). All sums have nonnegative terms, so float64 rounding is relative; :data:`SLACK` exceeds it by
+far.
 """
 
 from __future__ import annotations
@@ -42,9 +49,11 @@ from sheafdeq.recurrence import Incidence
 __all__ = ["GATE_SLOPES", "Joint", "joint_bounds", "level_rates"]
 
 SLACK = 1e-9
-"""Relative; the sums here have fewer than 10^6 terms, so their rounding is below 10^6 2^-52 = 2.3e-10."""
+"""Relative; the sums here have fewer than 10^6 terms, so their rounding is below 10^6 2^-52 =
+2.3e-10."""
 GATE_SLOPES = {"tanh": 1.0, "rational": 1.0, "balance": 1.0 / BALANCE_FLOOR}
-"""sup of |phi_p| + |phi_g| over |p| <= g: max sech^2 and max (1 + a)^-2 for the split gates, (eps + 2g) / (eps + g)^2 for balance."""
+"""sup of |phi_p| + |phi_g| over |p| <= g: max sech^2 and max (1 + a)^-2 for the split gates, (eps +
+2g) / (eps + g)^2 for balance."""
 
 
 @dataclass(frozen=True)
@@ -58,25 +67,36 @@ class Joint:
 
     @property
     def digits(self) -> tuple[float, ...]:
-        """log10 of the weights w_1 .. w_L, rounded up (the weights themselves may exceed the range of float64)."""
+        """log10 of the weights w_1 .. w_L, rounded up (the weights themselves may exceed the range
+        of float64)."""
         total, result = 0.0, [0.0]
         for coupling in self.couplings:
-            digits = math.log10(coupling) - math.log10(self.rate - self.level_rate) if coupling else 0.0
+            digits = (
+                math.log10(coupling) - math.log10(self.rate - self.level_rate) if coupling else 0.0
+            )
             total += max(0.0, digits + 1e-9) if coupling else 0.0
             result.append(total)
         return tuple(result)
 
     def steps(self, tolerance: float) -> tuple[int, ...]:
-        """Joint steps from any positive start after which levels 1 .. l stay within ``tolerance`` of the equilibrium (Thompson)."""
+        """Joint steps from any positive start after which levels 1 .. l stay within ``tolerance``
+        of the equilibrium (Thompson)."""
         if not tolerance > 0:
             raise ValueError(f"the tolerance must be positive, got {tolerance!r}")
-        wanted = [math.log(tolerance)]  # logarithms: tolerances of low levels leave the range of float64
+        # logarithms: tolerances of low levels leave the range of float64
+        wanted = [math.log(tolerance)]
         for coupling in reversed(self.couplings):
-            needed = wanted[0] + math.log((1 - self.level_rate) / 2) - math.log(coupling) if coupling else math.inf
+            needed = (
+                wanted[0] + math.log((1 - self.level_rate) / 2) - math.log(coupling)
+                if coupling
+                else math.inf
+            )
             wanted.insert(0, min(math.log(tolerance), needed))
         total, result = 0, []
         for log_tolerance, diameter in zip(wanted, self.diameters, strict=True):
-            contractions = (math.log(2 * diameter) - log_tolerance) / -math.log(self.level_rate) * (1 + 1e-9)
+            contractions = (
+                (math.log(2 * diameter) - log_tolerance) / -math.log(self.level_rate) * (1 + 1e-9)
+            )
             total += 1 + max(0, math.ceil(contractions))
             result.append(total)
         return tuple(result)
@@ -87,21 +107,28 @@ class Joint:
         facts: dict[str, Any] = {
             "levels": levels,
             "rate of each level given the one below": self.level_rate,
-            "boxes": f"level l is in its box after l joint steps, {levels} in all; with views of age below B, after l (2B - 1) slots",
+            "boxes": f"level l is in its box after l joint steps, {levels} in all; with views of "
+            "age below B, after l (2B - 1) slots",
             f"steps of each level to {tolerance:g}, the level below at rest": max(
-                1 + max(0, math.ceil(math.log(d / tolerance) / -math.log(self.level_rate))) for d in self.diameters
+                1 + max(0, math.ceil(math.log(d / tolerance) / -math.log(self.level_rate)))
+                for d in self.diameters
             ),
         }
         if levels > 1:
             facts |= {
                 "joint rate": self.rate,
-                "log10 of the joint metric's weights, by level": [round(digit, 1) for digit in self.digits],
+                "log10 of the joint metric's weights, by level": [
+                    round(digit, 1) for digit in self.digits
+                ],
                 "coupling bounds Lambda, by level": list(self.couplings),
-                f"joint steps to {tolerance:g} from every positive start": self.steps(tolerance)[-1],
+                f"joint steps to {tolerance:g} from every positive start": self.steps(tolerance)[
+                    -1
+                ],
             }
             if self.digits[-1] > 6:
                 facts["note"] = (
-                    f"the weights span {self.digits[-1]:.0f} orders of magnitude, so the joint rate bounds no practical "
+                    f"the weights span {self.digits[-1]:.0f} orders of magnitude, so the joint "
+                    "rate bounds no practical "
                     "transient; the number of steps does, and what is measured is far smaller"
                 )
         return facts
@@ -111,8 +138,9 @@ class Joint:
 def joint_bounds(model: SheafCascade, context: Any, rate: float | None = None) -> Joint | None:
     """Bounds for one graph; ``rate`` is rho (default half way from r to 1).
 
-    None for a gate whose slope is not known, and where the bounds exceed the range of float64: the rate of every level holds all
-    the same (it does not depend on the weights), but there is no number of steps.
+    None for a gate whose slope is not known, and where the bounds exceed the range of float64: the
+    rate of every level holds all the same (it does not depend on the weights), but there is no
+    number of steps.
     """
     if model.gate.name not in GATE_SLOPES:
         return None
@@ -153,23 +181,33 @@ class _Sizes:
         width = module.norm.weight.shape[0]
         self.scale = float(module.norm.weight.abs().max())
         # |z_v| <= max|gamma| sqrt(c) + |bias|, whatever the state.
-        self.rows = self.scale * math.sqrt(width) + float(torch.linalg.vector_norm(module.norm.bias))
+        self.rows = self.scale * math.sqrt(width) + float(
+            torch.linalg.vector_norm(module.norm.bias)
+        )
         self.message = _norm(module.message_stalk) * _norm(module.message_channel)
         self.arriving = self.sum_of(incidence.edge_weight)  # (n,) sum of w_e
 
     def sum_of(self, edges: Tensor) -> Tensor:
         """(e,) -> (n,) sums over the edges into every node."""
-        return edges.new_zeros(self.incidence.num_targets).index_add(0, self.incidence.target, edges)
+        return edges.new_zeros(self.incidence.num_targets).index_add(
+            0, self.incidence.target, edges
+        )
 
     def drive(self, features: Tensor) -> Tensor:
         """(n, c) upper bounds of B over all states of the level below."""
-        own = torch.linalg.vector_norm(self.module.own.weight, dim=1) * self.rows + self.module.own.bias.abs()
+        own = (
+            torch.linalg.vector_norm(self.module.own.weight, dim=1) * self.rows
+            + self.module.own.bias.abs()
+        )
         spread = self.message * self.rows * (1.0 + self.arriving)
-        return (own + features + spread[:, None]).clamp(min=0) + SLACK * (own + features.abs() + spread[:, None])
+        return (own + features + spread[:, None]).clamp(min=0) + SLACK * (
+            own + features.abs() + spread[:, None]
+        )
 
 
 def _coupling(model: SheafCascade, sizes: _Sizes, below: Tensor, above: Tensor) -> float:
-    """Lambda of one level: ``below`` and ``above`` (n, c) are the largest states of the level below and of the level."""
+    """Lambda of one level: ``below`` and ``above`` (n, c) are the largest states of the level below
+    and of the level."""
     module, incidence, d = sizes.module, sizes.incidence, sizes.stalk_dim
     n, c = below.shape
     if n == 0:
@@ -177,7 +215,10 @@ def _coupling(model: SheafCascade, sizes: _Sizes, below: Tensor, above: Tensor) 
     gamma = module.norm.weight
     normal = math.sqrt(c) * (below.mean(1) / math.sqrt(module.norm.eps)).clamp(min=1.0)  # (n,) N_v
     source, target = incidence.source, incidence.target
-    hidden = _norm(module.source.weight * gamma) * normal[source] + _norm(module.target.weight * gamma) * normal[target]
+    hidden = (
+        _norm(module.source.weight * gamma) * normal[source]
+        + _norm(module.target.weight * gamma) * normal[target]
+    )
     source_half, target_half = module.maps.weight[: d * d], module.maps.weight[d * d :]
     source_maps = _norm(source_half) / MAP_SOFTENING * hidden  # (e,) |dF_src|
     target_maps = _norm(target_half) / MAP_SOFTENING * hidden
@@ -190,7 +231,11 @@ def _coupling(model: SheafCascade, sizes: _Sizes, below: Tensor, above: Tensor) 
     drive = drive + sizes.sum_of(incidence.edge_weight * messages[source])
     states = above.view(n, d, model.channels) @ module.channel_mixing.abs()
     reach = torch.linalg.vector_norm(states, dim=1).amax(1)  # (n,) R_v
-    gate = GATE_SLOPES[model.gate.name] * _norm(module.stalk_mixing) * (diagonal * reach + sizes.sum_of(blocks * reach[source]))
+    gate = (
+        GATE_SLOPES[model.gate.name]
+        * _norm(module.stalk_mixing)
+        * (diagonal * reach + sizes.sum_of(blocks * reach[source]))
+    )
     return float((drive + gate).max()) / (model.shift - 1.0) * (1 + SLACK)
 
 
@@ -210,8 +255,9 @@ def level_rates(problem: Problem, state: Tensor, directions: int = 4) -> dict[st
     """Rates of every level at ``state`` (n, L c), in log coordinates.
 
     With the level below held, the propagation has fixed coefficients, and row i of |J| sums to
-    (|phi_a| y+ + |phi_b| y-) / T_i: no Jacobian is formed. The joint J is block triangular, so its spectral radius is the largest
-    of the levels'. Couplings are what random signs of size 1e-4 on the level below do to a level, so they are lower bounds.
+    (|phi_a| y+ + |phi_b| y-) / T_i: no Jacobian is formed. The joint J is block triangular, so its
+    spectral radius is the largest of the levels'. Couplings are what random signs of size 1e-4 on
+    the level below do to a level, so they are lower bounds.
     """
     model, context = problem.model, problem.context
     assert isinstance(model, SheafCascade)
@@ -231,7 +277,10 @@ def level_rates(problem: Problem, state: Tensor, directions: int = 4) -> dict[st
             for _ in range(directions):
                 signs = torch.randint(0, 2, below.shape, generator=generator) * 2.0 - 1.0
                 other = model.sheaf(level, below * (1e-4 * signs).exp(), context)
-                moved.append(float((model.level_map(level, other, context)(own) / image).log().abs().max()) / 1e-4)
+                moved.append(
+                    float((model.level_map(level, other, context)(own) / image).log().abs().max())
+                    / 1e-4
+                )
             couplings.append(max(moved))
     return {
         "largest row sum of |J| of a level, by level": rates,
@@ -244,9 +293,12 @@ def level_rates(problem: Problem, state: Tensor, directions: int = 4) -> dict[st
 def _log_operator(
     model: SheafCascade, module: Level, sheaf: Sheaf, state: Tensor, incidence: Incidence
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """(n, c) row sums of |J| and the product v -> J v of one level at ``state``, its sheaf held, in log coordinates."""
+    """(n, c) row sums of |J| and the product v -> J v of one level at ``state``, its sheaf held, in
+    log coordinates."""
     d, q = model.stalk_dim, model.channels
-    entries = pack(sheaf.blocks @ module.stalk_mixing, sheaf.diagonal @ module.stalk_mixing, incidence)
+    entries = pack(
+        sheaf.blocks @ module.stalk_mixing, sheaf.diagonal @ module.stalk_mixing, incidence
+    )
     sizes, mixing, mixing_sizes = entries.abs(), module.channel_mixing, module.channel_mixing.abs()
 
     def both(x: Tensor) -> tuple[Tensor, Tensor]:

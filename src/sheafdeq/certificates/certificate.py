@@ -1,4 +1,5 @@
-"""What is proved about one model on one graph: verdict, rate, metric, domain, assumptions with margins, witness."""
+"""What is proved about one model on one graph: verdict, rate, metric, domain, assumptions with
+margins, witness."""
 
 from __future__ import annotations
 
@@ -14,9 +15,11 @@ __all__ = ["Assumption", "Certificate", "Domain", "Level", "Metric", "Verdict", 
 
 
 class Verdict(Enum):
-    """CERTIFIED and REFUTED are proved: one equilibrium, with the rate; or two different ones. The others prove nothing.
+    """CERTIFIED and REFUTED are proved: one equilibrium, with the rate; or two different ones. The
+    others prove nothing.
 
-    TWO_CANDIDATES: two different states that are fixed as far as float64 can tell; that two equilibria exist is not proved.
+    TWO_CANDIDATES: two different states that are fixed as far as float64 can tell; that two
+    equilibria exist is not proved.
     NOT_CERTIFIED: neither proof nor candidates; it says nothing about the model.
     """
 
@@ -43,14 +46,17 @@ class Level(Enum):
 
 @dataclass(frozen=True, eq=False)
 class Metric:
-    """A distance between states. ``weights`` (n, c) or (n, 1) divide before the maximum; None means one.
+    """A distance between states. ``weights`` (n, c) or (n, 1) divide before the maximum; None means
+    one.
 
     thompson   max over entries of |log x - log y| / w          (Definition 1)
     sup        max over entries of |x - y| / w
     block      max over nodes of ||x_v - y_v||_2 / w_v
     euclidean  ||x - y||_2 (no claim about delays follows from it)
-    cascade    Thompson's metric of one of ``levels`` column groups, the groups below held equal; jointly every rate above
-               the certified one holds in a Thompson metric whose weights grow with the level (Theorem 23)
+    cascade    Thompson's metric of one of ``levels`` column groups, the groups below held equal;
+    jointly every rate above
+               the certified one holds in a Thompson metric whose weights grow with the level
+               (Theorem 23)
     """
 
     kind: str
@@ -70,7 +76,8 @@ class Metric:
 
     @property
     def delays(self) -> bool:
-        """Whether contraction in this metric covers bounded staleness (Theorem 25 needs a maximum over nodes)."""
+        """Whether contraction in this metric covers bounded staleness (Theorem 25 needs a maximum
+        over nodes)."""
         return self.kind != "euclidean"
 
     def __str__(self) -> str:
@@ -83,14 +90,19 @@ class Metric:
         }
         if self.weights is None:
             return names[self.kind]
-        return f"{names[self.kind]}, weighted (weights {float(self.weights.min()):.3g} to {float(self.weights.max()):.3g})"
+        return (
+            f"{names[self.kind]}, weighted (weights {float(self.weights.min()):.3g} to "
+            f"{float(self.weights.max()):.3g})"
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class Domain:
-    """Where the claim holds. ``kind``: ``positive``, ``all`` or ``box`` (lower <= state <= upper, entry by entry).
+    """Where the claim holds. ``kind``: ``positive``, ``all`` or ``box`` (lower <= state <= upper,
+    entry by entry).
 
-    ``enters_after``: a box that every positive start has entered after this many steps; None when nothing is claimed outside.
+    ``enters_after``: a box that every positive start has entered after this many steps; None when
+    nothing is claimed outside.
     """
 
     kind: str
@@ -107,7 +119,9 @@ class Domain:
             where = torch.rand(shape, generator=generator, dtype=torch.float64)
             corners = torch.rand(shape, generator=generator, dtype=torch.float64) < 0.5
             where = torch.where(corners, where.round(), where)
-            return torch.minimum(torch.maximum((low + where * (high - low)).exp(), self.lower), self.upper)
+            return torch.minimum(
+                torch.maximum((low + where * (high - low)).exp(), self.lower), self.upper
+            )
         scale = 10.0 ** (3 * torch.rand(1, generator=generator, dtype=torch.float64) - 1.5)
         noise = scale * torch.randn(shape, generator=generator, dtype=torch.float64)
         return noise.clamp(-12, 12).exp() if self.kind == "positive" else noise
@@ -119,12 +133,15 @@ class Domain:
             return "all states"
         if self.enters_after is None:
             return "a box of states around the equilibrium"
-        return f"all positive states (each is in the certified box after {self.enters_after} step(s))"
+        return (
+            f"all positive states (each is in the certified box after {self.enters_after} step(s))"
+        )
 
 
 @dataclass(frozen=True)
 class Assumption:
-    """One hypothesis ``value < bound`` (or <=), checked; ``margin`` = bound - value is what is left."""
+    """One hypothesis ``value < bound`` (or <=), checked; ``margin`` = bound - value is what is
+    left."""
 
     statement: str
     value: float
@@ -151,7 +168,8 @@ class Assumption:
 
 @dataclass(frozen=True, eq=False)
 class Witness:
-    """Two states. ``proved``: a fixed point was proved to exist near each, and that the two differ (else: candidates only)."""
+    """Two states. ``proved``: a fixed point was proved to exist near each, and that the two differ
+    (else: candidates only)."""
 
     first: Tensor
     second: Tensor
@@ -159,11 +177,13 @@ class Witness:
     distance: float  # Thompson distance between the two
     proved: bool
     method: str
-    newton: tuple[float, float] | None = None  # largest entry of Newton's next step from each: an estimate of the error
+    # largest entry of Newton's next step from each: an estimate of the error
+    newton: tuple[float, float] | None = None
 
     @property
     def refuted_rate(self) -> float:
-        """No smaller rate holds on a set with both states: 1 - (sum of the residuals) / distance (Proposition 30b)."""
+        """No smaller rate holds on a set with both states: 1 - (sum of the residuals) / distance
+        (Proposition 30b)."""
         return max(0.0, 1.0 - sum(self.residuals) / self.distance)
 
     def to_json(self) -> dict[str, Any]:
@@ -182,8 +202,9 @@ class Witness:
 class Certificate:
     """The outcome of :func:`sheafdeq.certificates.certify`.
 
-    ``rate`` is an upper bound proved on ``domain`` in ``metric`` when the verdict is CERTIFIED, and None otherwise; what was
-    measured without proof is in ``observations``. ``grounds`` cites the statement of ``docs/theory.md``.
+    ``rate`` is an upper bound proved on ``domain`` in ``metric`` when the verdict is CERTIFIED, and
+    None otherwise; what was measured without proof is in ``observations``. ``grounds`` cites the
+    statement of ``docs/theory.md``.
     """
 
     verdict: Verdict
@@ -199,17 +220,31 @@ class Certificate:
     observations: dict[str, Any] = field(default_factory=dict)
     witness: Witness | None = None
     seconds: float = 0.0
-    proved: dict[str, Any] = field(default_factory=dict)  # further numbers the statement gives, as proved as the rate
+    # further numbers the statement gives, as proved as the rate
+    proved: dict[str, Any] = field(default_factory=dict)
     reason: str = ""  # why nothing could be certified, where there is one reason
 
     def __post_init__(self) -> None:
         if self.verdict is Verdict.CERTIFIED:
-            if self.rate is None or not 0.0 <= self.rate < 1.0 or self.metric is None or self.domain is None:
-                raise ValueError(f"a certificate needs a rate below one, a metric and a domain, got rate {self.rate!r}")
+            if (
+                self.rate is None
+                or not 0.0 <= self.rate < 1.0
+                or self.metric is None
+                or self.domain is None
+            ):
+                raise ValueError(
+                    "a certificate needs a rate below one, a metric and a domain, "
+                    f"got rate {self.rate!r}"
+                )
             if not all(a.holds for a in self.assumptions):
-                raise ValueError("a certificate cannot be issued while one of its assumptions fails")
+                raise ValueError(
+                    "a certificate cannot be issued while one of its assumptions fails"
+                )
         if self.verdict is Verdict.REFUTED and (self.witness is None or not self.witness.proved):
-            raise ValueError("a refutation needs a witness whose two equilibria are proved to exist; else they are candidates")
+            raise ValueError(
+                "a refutation needs a witness whose two equilibria are proved to "
+                "exist; else they are candidates"
+            )
         if self.verdict is Verdict.TWO_CANDIDATES and self.witness is None:
             raise ValueError("two candidates need a witness: the two states")
 
@@ -234,7 +269,13 @@ class Certificate:
                 "grounds": self.grounds,
                 "reason": self.reason,
                 "assumptions": [
-                    {"statement": a.statement, "value": a.value, "bound": a.bound, "margin": a.margin, "holds": a.holds}
+                    {
+                        "statement": a.statement,
+                        "value": a.value,
+                        "bound": a.bound,
+                        "margin": a.margin,
+                        "holds": a.holds,
+                    }
                     for a in self.assumptions
                 ],
                 "proved": self.proved,
@@ -249,36 +290,61 @@ class Certificate:
         lines = [f"{self.model} on {self.graph}", f"verdict: {self.verdict} ({self.level})", ""]
         if self.verdict is Verdict.CERTIFIED:
             assert self.rate is not None
-            subject = "one step of a level, the level below at rest," if self.metric and self.metric.kind == "cascade" else "one step"
-            lines.append(f"Proved: {subject} shrinks distances at least by the factor {self.rate:.6g}, measured in {self.metric}.")
+            subject = (
+                "one step of a level, the level below at rest,"
+                if self.metric and self.metric.kind == "cascade"
+                else "one step"
+            )
+            lines.append(
+                f"Proved: {subject} shrinks distances at least by the factor "
+                f"{self.rate:.6g}, measured in {self.metric}."
+            )
             lines.append(f"Where: {self.domain}.")
             if self.level is Level.BALL:
                 lines.append(
-                    f"Every start within Thompson distance {self.radius:.3g} of the reached state (each entry off by a factor of "
-                    f"up to {math.exp(self.radius or 0.0):.4g}) is led to the one equilibrium there. Nothing is said of others."
+                    f"Every start within Thompson distance {self.radius:.3g} of the reached state "
+                    "(each entry off by a factor of "
+                    f"up to {math.exp(self.radius or 0.0):.4g}) is led to the one equilibrium "
+                    "there. Nothing is said of others."
                 )
             else:
-                lines.append("So there is exactly one equilibrium, and iteration reaches it from every such start.")
+                lines.append(
+                    "So there is exactly one equilibrium, and iteration reaches it from "
+                    "every such start."
+                )
             lines.append(
                 "Nodes may compute with old messages of any bounded age (Theorem 25)."
                 if self.delays
-                else "This metric says nothing about old messages: asynchronous runs are not covered."
+                else "This metric says nothing about old messages: asynchronous runs are not "
+                "covered."
             )
         elif self.witness is not None:
-            residuals = f"residuals {self.witness.residuals[0]:.2g} and {self.witness.residuals[1]:.2g}"
-            apart = f"at Thompson distance {self.witness.distance:.4g} of each other ({residuals}; {self.witness.method})"
+            residuals = (
+                f"residuals {self.witness.residuals[0]:.2g} and {self.witness.residuals[1]:.2g}"
+            )
+            apart = (
+                f"at Thompson distance {self.witness.distance:.4g} of each other "
+                f"({residuals}; {self.witness.method})"
+            )
             if self.verdict is Verdict.REFUTED:
                 lines.append(f"Proved: two different equilibria, {apart}.")
-                lines.append("Which one is reached depends on the start: no contraction holds on all positive states, in any metric.")
+                lines.append(
+                    "Which one is reached depends on the start: no contraction holds on "
+                    "all positive states, in any metric."
+                )
             else:
                 lines.append(f"Found: two different states that hardly move, {apart}.")
                 lines.append(
-                    f"That two equilibria exist is not proved. Proved is: no rate below {self.witness.refuted_rate:.12g} holds on all "
+                    "That two equilibria exist is not proved. Proved is: no rate below "
+                    f"{self.witness.refuted_rate:.12g} holds on all "
                     "states, up to the rounding of the two residuals (Proposition 30b)."
                 )
         else:
             why = f", because {self.reason}" if self.reason else ""
-            lines.append(f"Nothing is proved{why}. No second equilibrium was found. This says nothing about the model either way.")
+            lines.append(
+                f"Nothing is proved{why}. No second equilibrium was found. This says "
+                "nothing about the model either way."
+            )
         if self.reason and (self.witness is not None or self.verdict is Verdict.CERTIFIED):
             lines.append(f"No rule was applied, because {self.reason}.")
         if self.grounds:
@@ -286,7 +352,9 @@ class Certificate:
         if self.assumptions:
             lines += ["", "Assumptions checked:"] + [f"  {a}" for a in self.assumptions]
         if self.proved:
-            lines += ["", "Proved besides:"] + [f"  {name}: {_shown(value)}" for name, value in self.proved.items()]
+            lines += ["", "Proved besides:"] + [
+                f"  {name}: {_shown(value)}" for name, value in self.proved.items()
+            ]
         if self.observations:
             lines += ["", "Measured (not proved):"]
             lines += [f"  {name}: {_shown(value)}" for name, value in self.observations.items()]

@@ -2,8 +2,8 @@
 
 For A >= 0 and any w > 0,   min_i (A w)_i / w_i <= rho(A) <= max_i (A w)_i / w_i.
 
-Power iteration only proposes w; the bounds are evaluated afterwards and rounded outward, so a poor proposal costs tightness,
-never truth.
+Power iteration only proposes w; the bounds are evaluated afterwards and rounded outward, so a poor
+proposal costs tightness, never truth.
 """
 
 from __future__ import annotations
@@ -45,11 +45,15 @@ def quotients(matrix: BlockMatrix, weights: Tensor) -> Tensor:
     return scaled_up(matrix.apply(weights), matrix.terms) / weights * (1 + 4 * EPSILON)
 
 
-def collatz_wielandt(matrix: BlockMatrix, *, iterations: int = 300, tolerance: float = 1e-3) -> PerronBounds:
+def collatz_wielandt(
+    matrix: BlockMatrix, *, iterations: int = 300, tolerance: float = 1e-3
+) -> PerronBounds:
     """Bounds of the Perron root of a nonnegative block matrix.
 
-    Proposals: power iteration on A + s I (the shift breaks cycles of bipartite graphs) with a small floor (the graph may be
-    disconnected). Stops when the two bounds agree to ``tolerance`` or the upper one stops improving.
+    Proposals: power iteration on A + s I (the shift breaks cycles of bipartite graphs) with a small
+    floor (the graph may be
+    disconnected). Stops when the two bounds agree to ``tolerance`` or the upper one stops
+    improving.
     """
     if matrix.own.numel() == 0:
         return PerronBounds(0.0, 0.0, matrix.own.new_ones(matrix.own.shape[:2]))
@@ -63,10 +67,16 @@ def collatz_wielandt(matrix: BlockMatrix, *, iterations: int = 300, tolerance: f
         stale = 0 if upper < best * (1 - 1e-4) else stale + 1
         if upper < best:
             best, best_weights = upper, weights
-        # A vector with zeros gives a lower bound too, over the entries where it is positive: parts of small weight are left out.
+        # A vector with zeros gives a lower bound too, over the entries where it is positive: parts
+        # of small weight are left out.
         support = weights >= 1e-3 * weights.max()
         partial = matrix.apply(torch.where(support, weights, torch.zeros_like(weights)))
-        shrunk = partial[support] * (1 - (matrix.terms + 4) * EPSILON) / weights[support] * (1 - 4 * EPSILON)
+        shrunk = (
+            partial[support]
+            * (1 - (matrix.terms + 4) * EPSILON)
+            / weights[support]
+            * (1 - 4 * EPSILON)
+        )
         lower = max(lower, float(shrunk.min()))
         if best <= lower * (1 + tolerance) or stale >= 40 or float(image.max()) < 1e-200:
             break
@@ -76,9 +86,11 @@ def collatz_wielandt(matrix: BlockMatrix, *, iterations: int = 300, tolerance: f
 
 
 def damped_weights(matrix: BlockMatrix, rate: float, *, iterations: int = 400) -> Tensor:
-    """w = (I - A/s)^{-1} 1 with s = ``rate`` above the Perron root: then (A w)_i <= s w_i and w >= 1.
+    """w = (I - A/s)^{-1} 1 with s = ``rate`` above the Perron root: then (A w)_i <= s w_i and w >=
+    1.
 
-    Less extreme than the Perron vector, so the ball {|u_i| <= R w_i} is rounder. A proposal; nothing is proved here.
+    Less extreme than the Perron vector, so the ball {|u_i| <= R w_i} is rounder. A proposal;
+    nothing is proved here.
     """
     weights = torch.ones_like(matrix.own[..., 0])
     for _ in range(iterations):
@@ -92,10 +104,11 @@ def damped_weights(matrix: BlockMatrix, rate: float, *, iterations: int = 400) -
 def spectral_norm_bound(blocks: Tensor, *, at_once: int = 2048) -> Tensor:
     """(k, c, c) -> (k,) upper bounds of the spectral norms.
 
-    With G = M^T M, V from an eigendecomposition of G in floating point (any invertible V would do) and x = V y,
-    x^T G x / x^T x <= gershgorin_max(V^T G V) / gershgorin_min(V^T V): an a posteriori bound, rounding included. Each block is
-    first divided by a power of two near its largest entry (exact but for underflow, which is added back), so that no square
-    overflows; a block with an entry that is not finite has no bound but infinity.
+    With G = M^T M, V from an eigendecomposition of G in floating point (any invertible V would do)
+    and x = V y, x^T G x / x^T x <= gershgorin_max(V^T G V) / gershgorin_min(V^T V): an a posteriori
+    bound, rounding included. Each block is first divided by a power of two near its largest entry
+    (exact but for underflow, which is added back), so that no square overflows; a block with an
+    entry that is not finite has no bound but infinity.
     """
     k, c = blocks.shape[0], blocks.shape[-1]
     bounds = blocks.new_zeros(k)
@@ -104,13 +117,19 @@ def spectral_norm_bound(blocks: Tensor, *, at_once: int = 2048) -> Tensor:
         part = blocks[start : start + at_once]
         largest = part.abs().amax((1, 2))
         finite = torch.isfinite(largest)
-        unit = torch.where(finite & (largest > 0), torch.exp2(largest.log2().floor().clamp(min=-1000.0, max=1000.0)), 1.0)
+        unit = torch.where(
+            finite & (largest > 0),
+            torch.exp2(largest.log2().floor().clamp(min=-1000.0, max=1000.0)),
+            1.0,
+        )
         part = torch.where(finite[:, None, None], part / unit[:, None, None], 0.0)
         gram = part.transpose(1, 2) @ part
         basis = torch.linalg.eigh(gram).eigenvectors
         rotated = basis.transpose(1, 2) @ gram @ basis
         size = basis.abs().transpose(1, 2) @ (part.abs().transpose(1, 2) @ part.abs()) @ basis.abs()
-        top = (rotated.diagonal(dim1=1, dim2=2) + _off_diagonal(rotated) + slack * size.sum(2)).amax(1)
+        top = (
+            rotated.diagonal(dim1=1, dim2=2) + _off_diagonal(rotated) + slack * size.sum(2)
+        ).amax(1)
         identity = basis.transpose(1, 2) @ basis
         bottom = (identity.diagonal(dim1=1, dim2=2) - _off_diagonal(identity) - slack * c).amin(1)
         bound = ((top.clamp(min=0) / bottom).sqrt() * (1 + 8 * EPSILON) + c * TINY) * unit
@@ -123,21 +142,26 @@ def _off_diagonal(matrices: Tensor) -> Tensor:
 
 
 def block_norms(matrix: BlockMatrix, norm: str, weights: Tensor | None = None) -> BlockMatrix:
-    """Norms of all node blocks as a matrix with 1 x 1 blocks; its Perron root bounds the rate of node-wise updates (27c).
+    """Norms of all node blocks as a matrix with 1 x 1 blocks; its Perron root bounds the rate of
+    node-wise updates (27c).
 
-    ``norm``: ``"inf"`` (largest row sum) or ``"two"`` (spectral). ``weights`` (n, c) rescale the entries of every node first.
+    ``norm``: ``"inf"`` (largest row sum) or ``"two"`` (spectral). ``weights`` (n, c) rescale the
+    entries of every node first.
     """
     if weights is not None:
         matrix = matrix.scale(weights.reciprocal(), weights)
     if norm == "two":
         own, edge = spectral_norm_bound(matrix.own), spectral_norm_bound(matrix.edge)
     else:
-        own, edge = (scaled_up(b.abs().sum(2), matrix.width).amax(1) for b in (matrix.own, matrix.edge))
+        own, edge = (
+            scaled_up(b.abs().sum(2), matrix.width).amax(1) for b in (matrix.own, matrix.edge)
+        )
     return BlockMatrix(matrix.incidence, own.view(-1, 1, 1), edge.view(-1, 1, 1))
 
 
 def spectral_radius_estimate(matrix: BlockMatrix, *, iterations: int = 300) -> float:
-    """An ESTIMATE of the largest |eigenvalue| of J (Arnoldi, dense for small matrices): it never enters a certificate."""
+    """An ESTIMATE of the largest |eigenvalue| of J (Arnoldi, dense for small matrices): it never
+    enters a certificate."""
     n, c = matrix.own.shape[:2]
     size = n * c
     if size == 0:
@@ -150,14 +174,23 @@ def spectral_radius_estimate(matrix: BlockMatrix, *, iterations: int = 300) -> f
     return largest_eigenvalue(matrix.apply, (n, c), iterations=iterations)
 
 
-def largest_eigenvalue(apply: Callable[[Tensor], Tensor], shape: tuple[int, int] | torch.Size, *, iterations: int = 300) -> float:
-    """An ESTIMATE of the largest |eigenvalue| of a real linear map of float64 tensors of ``shape``, by Arnoldi; nan if it fails."""
+def largest_eigenvalue(
+    apply: Callable[[Tensor], Tensor], shape: tuple[int, int] | torch.Size, *, iterations: int = 300
+) -> float:
+    """An ESTIMATE of the largest |eigenvalue| of a real linear map of float64 tensors of ``shape``,
+    by Arnoldi; nan if it fails."""
     size = math.prod(shape)
     if size == 0:
         return 0.0
     if size <= 3:  # too small for Arnoldi
         basis = torch.eye(size, dtype=torch.float64)
-        return float(torch.linalg.eigvals(torch.stack([apply(row.view(shape)).reshape(-1) for row in basis], 1)).abs().max())
+        return float(
+            torch.linalg.eigvals(
+                torch.stack([apply(row.view(shape)).reshape(-1) for row in basis], 1)
+            )
+            .abs()
+            .max()
+        )
 
     def numbers(x: np.ndarray) -> np.ndarray:
         return apply(torch.from_numpy(np.ascontiguousarray(x)).view(shape)).reshape(-1).numpy()
@@ -165,7 +198,15 @@ def largest_eigenvalue(apply: Callable[[Tensor], Tensor], shape: tuple[int, int]
     operator = LinearOperator((size, size), matvec=numbers, dtype=np.float64)
     start = np.random.default_rng(0).standard_normal(size)
     try:
-        values = eigs(operator, k=min(2, size - 2), which="LM", v0=start, maxiter=iterations, tol=1e-4, return_eigenvectors=False)
+        values = eigs(
+            operator,
+            k=min(2, size - 2),
+            which="LM",
+            v0=start,
+            maxiter=iterations,
+            tol=1e-4,
+            return_eigenvectors=False,
+        )
     except ArpackNoConvergence as error:
         values = error.eigenvalues
     except ArpackError:

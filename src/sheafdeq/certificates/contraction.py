@@ -1,4 +1,5 @@
-"""The rules: hypotheses of numbered statements in ``docs/theory.md``, checked on the actual weights, with margins."""
+"""The rules: hypotheses of numbered statements in ``docs/theory.md``, checked on the actual
+weights, with margins."""
 
 from __future__ import annotations
 
@@ -14,7 +15,14 @@ from sheafdeq.certificates.ball import Ball, largest_ball
 from sheafdeq.certificates.blocks import BlockMatrix
 from sheafdeq.certificates.box import global_box
 from sheafdeq.certificates.cascade import joint_bounds, level_rates
-from sheafdeq.certificates.certificate import Assumption, Certificate, Domain, Level, Metric, Verdict
+from sheafdeq.certificates.certificate import (
+    Assumption,
+    Certificate,
+    Domain,
+    Level,
+    Metric,
+    Verdict,
+)
 from sheafdeq.certificates.collatz_wielandt import damped_weights, quotients, spectral_norm_bound
 from sheafdeq.certificates.examine import (
     Local,
@@ -43,12 +51,23 @@ from sheafdeq.models.strong_attention import StrongAttnDEQ
 from sheafdeq.models.strong_sheaf import StrongSheafDEQ
 from sheafdeq.theory.coefficients import mu_positive
 
-__all__ = ["appnp", "eignn", "energy_gnn", "ignn", "sheaf_cascade", "sheaf_deq", "strong_attention", "strong_sheaf"]
+__all__ = [
+    "appnp",
+    "eignn",
+    "energy_gnn",
+    "ignn",
+    "sheaf_cascade",
+    "sheaf_deq",
+    "strong_attention",
+    "strong_sheaf",
+]
 
 PLAIN = (nn.LayerNorm, nn.Linear, nn.ModuleList, nn.ReLU, nn.Sequential, Readout)
-"""The submodules the proofs know: with exactly these types a weight is what the layer computes with."""
+"""The submodules the proofs know: with exactly these types a weight is what the layer computes
+with."""
 PROVED_GATES = {name: GATES[name] for name in ("tanh", "rational", "balance")}
-"""The gates whose coefficients are proved (Lemma 10); one with another action or another coefficient is not covered."""
+"""The gates whose coefficients are proved (Lemma 10); one with another action or another
+coefficient is not covered."""
 WEIGHT_AIM = 0.5
 """Share of the way from the Perron root to one at which the rounder weights of the ball aim."""
 
@@ -57,23 +76,31 @@ def _gate_objection(model: Any) -> str | None:
     gate = model.gate
     if type(gate) is Gate and gate == PROVED_GATES.get(gate.name):
         return None
-    return f"the gate {getattr(gate, 'name', gate)!r} is not one of those whose coefficient is proved ({', '.join(PROVED_GATES)})"
+    return (
+        f"the gate {getattr(gate, 'name', gate)!r} is not one of those whose coefficient is "
+        f"proved ({', '.join(PROVED_GATES)})"
+    )
 
 
-# ---------------------------------------------------------------------- SheafDEQ: one model on one graph
+# ---------------------------------------------------------------------- SheafDEQ: one model on one
+# graph
 
 
 @rule(SheafDEQ, modules=PLAIN)
 @torch.no_grad()
 def sheaf_deq(problem: Problem) -> Certificate:
-    """Global box (Theorem 29), else ball (Theorem 28) around the reached state, and the search for a second equilibrium (30)."""
+    """Global box (Theorem 29), else ball (Theorem 28) around the reached state, and the search for
+    a second equilibrium (30)."""
     model = problem.model
     assert isinstance(model, SheafDEQ)
     if problem.graph.num_nodes == 0:
         return examine(problem)
     enclosure = SheafEnclosure(model, problem.context)
     box = global_box(enclosure, rounds=problem.effort.box_rounds)
-    observations: dict[str, Any] = {"bound over the invariant box": box.first_rate, "boxes examined": box.rounds + 1}
+    observations: dict[str, Any] = {
+        "bound over the invariant box": box.first_rate,
+        "boxes examined": box.rounds + 1,
+    }
     if box.rate < 1.0:
         lower, upper = box.bounds()
         if problem.effort.block_norms:
@@ -95,7 +122,9 @@ def sheaf_deq(problem: Problem) -> Certificate:
     level = Level.NONE
     local = local_rates(problem, reached.state)
     if local is None:
-        observations["note"] = "the Jacobian at the reached state is too large to be stored: no local rate, no ball"
+        observations["note"] = (
+            "the Jacobian at the reached state is too large to be stored: no local rate, no ball"
+        )
     else:
         observations["at the reached state"] = local.facts()
     if local is not None and local.bounds.upper < 1.0 and reached.converged:
@@ -103,7 +132,9 @@ def sheaf_deq(problem: Problem) -> Certificate:
         magnitude = local.matrix.magnitude()
         aim = local.bounds.upper + WEIGHT_AIM * (1.0 - local.bounds.upper)
         for weights in (damped_weights(magnitude, aim), local.bounds.weights):
-            found, _ = largest_ball(enclosure, reached.state, weights, evaluations=problem.effort.ball_evaluations)
+            found, _ = largest_ball(
+                enclosure, reached.state, weights, evaluations=problem.effort.ball_evaluations
+            )
             if found is not None and (ball is None or found.radius > ball.radius):
                 ball = found
             if ball is not None and problem.effort.name != "thorough":
@@ -129,9 +160,17 @@ def sheaf_deq(problem: Problem) -> Certificate:
             witness=witness,
         )
     if ball is None:
-        reason = f"the bound of the rate over the last box is {box.rate:.4g}, not below 1, and {_no_ball(reached, local)}"
+        reason = (
+            f"the bound of the rate over the last box is {box.rate:.4g}, not below 1, and "
+            f"{_no_ball(reached, local)}"
+        )
         return Certificate(
-            Verdict.NOT_CERTIFIED, level, problem.title, problem.place, observations=observations, reason=reason
+            Verdict.NOT_CERTIFIED,
+            level,
+            problem.title,
+            problem.place,
+            observations=observations,
+            reason=reason,
         )
     lower, upper = ball.bounds()
     return _certified(
@@ -143,7 +182,11 @@ def sheaf_deq(problem: Problem) -> Certificate:
         "Theorem 28",
         (
             Assumption("rate over the ball below 1", ball.rate, 1.0),
-            Assumption("residual of the centre at most (1 - rate) radius", ball.residual, (1.0 - ball.rate) * ball.radius),
+            Assumption(
+                "residual of the centre at most (1 - rate) radius",
+                ball.residual,
+                (1.0 - ball.rate) * ball.radius,
+            ),
         ),
         observations,
         radius=ball.radius,
@@ -157,15 +200,20 @@ def _no_ball(reached: Settled, local: Local | None) -> str:
     if local is None:
         return "the Jacobian at the reached state is too large to be stored"
     if not local.bounds.upper < 1.0:
-        return f"the Perron root of |J| at the reached state is bounded by {local.bounds.upper:.4g} only"
+        return (
+            "the Perron root of |J| at the reached state is bounded by "
+            f"{local.bounds.upper:.4g} only"
+        )
     return "no ball around the reached state could be proved"
 
 
-# ---------------------------------------------------------------------- models with a norm constraint
+# ---------------------------------------------------------------------- models with a norm
+# constraint
 
 
 def adjacency_gain(own: Tensor | None, edge: Tensor, problem: Problem) -> tuple[float, Tensor]:
-    """Upper bound of max_v (A w)_v / w_v with w = sqrt(deg), and w (n, 1): Lemma 31, on the rounded numbers actually used."""
+    """Upper bound of max_v (A w)_v / w_v with w = sqrt(deg), and w (n, 1): Lemma 31, on the rounded
+    numbers actually used."""
     incidence = problem.context.incidence
     n = incidence.num_targets
     diagonal = edge.new_zeros(n) if own is None else own
@@ -198,7 +246,8 @@ def ignn(problem: Problem) -> Certificate:
 @rule(APPNP, modules=PLAIN)
 @torch.no_grad()
 def appnp(problem: Problem) -> Certificate:
-    """Propositions 33 and 34: rate 1 - alpha, with or without the shifted tanh; better when the drive is not negative."""
+    """Propositions 33 and 34: rate 1 - alpha, with or without the shifted tanh; better when the
+    drive is not negative."""
     model = problem.model
     assert isinstance(model, APPNP)
     if model.shift is not None and bool((problem.context.drive >= 0).all()):
@@ -227,7 +276,8 @@ def appnp(problem: Problem) -> Certificate:
 @rule(EIGNN, modules=PLAIN)
 @torch.no_grad()
 def eignn(problem: Problem) -> Certificate:
-    """Proposition 35: rate = ||M||_2 times the gain of the adjacency, node rows in the Euclidean norm."""
+    """Proposition 35: rate = ||M||_2 times the gain of the adjacency, node rows in the Euclidean
+    norm."""
     model = problem.model
     assert isinstance(model, EIGNN)
     own = problem.context.own_weight if model.self_loops else None
@@ -247,13 +297,15 @@ def eignn(problem: Problem) -> Certificate:
 @rule(EnergyGNN, modules=(*PLAIN, PICNN))
 @torch.no_grad()
 def energy_gnn(problem: Problem) -> Certificate:
-    """Proposition 36: the gradient step contracts the Euclidean distance with 1 - eta beta, 1/eta bounding the Hessian."""
+    """Proposition 36: the gradient step contracts the Euclidean distance with 1 - eta beta, 1/eta
+    bounding the Hessian."""
     model = problem.model
     assert isinstance(model, EnergyGNN)
     if model.activation != "softplus":
         certificate = examine(problem)
         certificate.observations["note"] = (
-            "the minimiser is unique (Proposition 36a), but a gradient with jumps has no contracting step"
+            "the minimiser is unique (Proposition 36a), but a gradient with jumps has no "
+            "contracting step"
         )
         return certificate
     rate, curvature = 0.0, 0.0
@@ -277,20 +329,24 @@ def energy_gnn(problem: Problem) -> Certificate:
 
 
 def _hessian_bound(model: EnergyGNN, context: Any) -> Tensor:
-    """(n, 1) Lambda: largest row sum of the matrix with phi' = 1 and phi'' = 1/4 everywhere, for each node's graph.
+    """(n, 1) Lambda: largest row sum of the matrix with phi' = 1 and phi'' = 1/4 everywhere, for
+    each node's graph.
 
-    It is made afresh, not taken from the step length in the context. Sums of positive terms: rounding is far below 1e-9.
+    It is made afresh, not taken from the step length in the context. Sums of positive terms:
+    rounding is far below 1e-9.
     """
     return model._safe_step(context).reciprocal() * (1 + 1e-9)
 
 
-# ---------------------------------------------------------------------- models guaranteed for every weight
+# ---------------------------------------------------------------------- models guaranteed for every
+# weight
 
 
 @rule(StrongSheafDEQ, modules=PLAIN, condition=_gate_objection)
 @torch.no_grad()
 def strong_sheaf(problem: Problem) -> Certificate:
-    """Theorem 22: rate (1 + k) m(beta), k the Lipschitz bound of the logits in use (Lemma 20), not above the model's budget."""
+    """Theorem 22: rate (1 + k) m(beta), k the Lipschitz bound of the logits in use (Lemma 20), not
+    above the model's budget."""
     model = problem.model
     assert isinstance(model, StrongSheafDEQ)
     second = problem.context.budgeted
@@ -298,7 +354,9 @@ def strong_sheaf(problem: Problem) -> Certificate:
     for layer in (model.logit_source, model.logit_target):
         rows = layer.weight.view(-1, model.stalk_dim, model.channels)
         spread = spread + 0.5 * (rows.amax(-1) - rows.amin(-1)).sum(-1)
-    lipschitz = float((second.abs() @ spread).max()) * (1 + 8 * (second.shape[1] + model.width) * EPSILON)
+    lipschitz = float((second.abs() @ spread).max()) * (
+        1 + 8 * (second.shape[1] + model.width) * EPSILON
+    )
     coefficient = model.gate.coefficient(model.shift).upper
     rate = _up((1.0 + lipschitz) * coefficient)
     return _by_theorem(
@@ -318,10 +376,12 @@ def strong_sheaf(problem: Problem) -> Certificate:
 
 @torch.no_grad()
 def attention_norms(model: StrongAttnDEQ, query_weight: Tensor) -> Tensor:
-    """(M,) upper bounds of ||G^m||_2, G^m = Q^m^T K^m / sqrt(q), with Q (c, c) the matrix the context uses.
+    """(M,) upper bounds of ||G^m||_2, G^m = Q^m^T K^m / sqrt(q), with Q (c, c) the matrix the
+    context uses.
 
-    The product is rounded to fl(G), |G - fl(G)| <= E = (q + 8) 2^-52 |Q|^T|K| / sqrt(q), so ||G||_2 <= ||fl(G)||_2 + (sum of E); the
-    first norm is bounded a posteriori (:func:`spectral_norm_bound`).
+    The product is rounded to fl(G), |G - fl(G)| <= E = (q + 8) 2^-52 |Q|^T|K| / sqrt(q), so ||G||_2
+    <= ||fl(G)||_2 + (sum of E); the first norm is bounded a posteriori
+    (:func:`spectral_norm_bound`).
     """
     heads, q, c = model.heads, model.channels, model.width
     query, key = query_weight.view(heads, q, c), model.key.weight.view(heads, q, c)
@@ -335,7 +395,8 @@ def attention_norms(model: StrongAttnDEQ, query_weight: Tensor) -> Tensor:
 @rule(StrongAttnDEQ, modules=PLAIN, free=("budgeted_query",), condition=_gate_objection)
 @torch.no_grad()
 def strong_attention(problem: Problem) -> Certificate:
-    """Theorem 24: rate (1 + D) m(beta), D = (2 + sqrt 2) max_m ||G^m||_2 of the attention forms in use."""
+    """Theorem 24: rate (1 + D) m(beta), D = (2 + sqrt 2) max_m ||G^m||_2 of the attention forms in
+    use."""
     model = problem.model
     assert isinstance(model, StrongAttnDEQ)
     norm = float(attention_norms(model, problem.context.query_weight).max())
@@ -350,7 +411,11 @@ def strong_attention(problem: Problem) -> Certificate:
         "Theorem 24",
         (
             Assumption("coefficient m(beta) of the gate", coefficient, 1.0),
-            Assumption("sensitivity D = (2 + sqrt 2) max |G| at most 1/m(beta) - 1", sensitivity, 1.0 / coefficient - 1.0),
+            Assumption(
+                "sensitivity D = (2 + sqrt 2) max |G| at most 1/m(beta) - 1",
+                sensitivity,
+                1.0 / coefficient - 1.0,
+            ),
             _drive_is_not_negative(problem),
             Assumption("(1 + D) m(beta) below 1", rate, 1.0),
         ),
@@ -360,7 +425,8 @@ def strong_attention(problem: Problem) -> Certificate:
 @rule(SheafCascade, modules=(*PLAIN, CascadeLevel), condition=_gate_objection)
 @torch.no_grad()
 def sheaf_cascade(problem: Problem) -> Certificate:
-    """Theorem 23: every level contracts with m(beta) given the levels below; jointly, with every rate above it."""
+    """Theorem 23: every level contracts with m(beta) given the levels below; jointly, with every
+    rate above it."""
     model = problem.model
     assert isinstance(model, SheafCascade)
     coefficient = model.gate.coefficient(model.shift).upper
@@ -374,7 +440,9 @@ def sheaf_cascade(problem: Problem) -> Certificate:
         "Theorem 23 with Corollary 19",
         (
             Assumption("coefficient m(beta) of the gate", coefficient, 1.0),
-            Assumption("minus the smallest drive of the first level at most 0", 0.0 - smallest, 0.0),
+            Assumption(
+                "minus the smallest drive of the first level at most 0", 0.0 - smallest, 0.0
+            ),
         ),
         {} if joint is None else joint.facts(),
         _measure_levels,
@@ -394,7 +462,11 @@ def _measure_levels(problem: Problem) -> dict[str, Any]:
 
 def _drive_is_not_negative(problem: Problem) -> Assumption:
     drive = problem.context.drive
-    return Assumption("minus the smallest drive at most 0", 0.0 - float(drive.min()) if drive.numel() else 0.0, 0.0)
+    return Assumption(
+        "minus the smallest drive at most 0",
+        0.0 - float(drive.min()) if drive.numel() else 0.0,
+        0.0,
+    )
 
 
 def _up(value: float) -> float:
@@ -411,14 +483,21 @@ def _by_theorem(
     proved: dict[str, Any] | None = None,
     measured: Callable[[Problem], dict[str, Any]] = measure,
 ) -> Certificate:
-    """CERTIFIED when the rate is below one; else the model is examined like one without a rule, the failed assumption shown."""
+    """CERTIFIED when the rate is below one; else the model is examined like one without a rule, the
+    failed assumption shown."""
     if rate < 1.0 and all(a.holds for a in assumptions):
         observations = measured(problem) if problem.effort.block_norms else {}
-        certificate = _certified(problem, Level.GLOBAL, rate, metric, domain, grounds, assumptions, observations)
+        certificate = _certified(
+            problem, Level.GLOBAL, rate, metric, domain, grounds, assumptions, observations
+        )
         return replace(certificate, proved=proved or {})
     examined = examine(problem)
     failing = next((a for a in assumptions if not a.holds), None)
-    reason = f"the rate {rate:.6g} is not below 1" if failing is None else f"an assumption of {grounds} fails: {failing.short}"
+    reason = (
+        f"the rate {rate:.6g} is not below 1"
+        if failing is None
+        else (f"an assumption of {grounds} fails: {failing.short}")
+    )
     return Certificate(
         examined.verdict,
         examined.level,
@@ -444,5 +523,15 @@ def _certified(
     radius: float | None = None,
 ) -> Certificate:
     return Certificate(
-        Verdict.CERTIFIED, level, problem.title, problem.place, rate, metric, domain, radius, grounds, assumptions, observations
+        Verdict.CERTIFIED,
+        level,
+        problem.title,
+        problem.place,
+        rate,
+        metric,
+        domain,
+        radius,
+        grounds,
+        assumptions,
+        observations,
     )

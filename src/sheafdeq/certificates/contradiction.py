@@ -1,14 +1,15 @@
 """What would contradict a certificate, looked for in the model itself: claimed against observed.
 
-* Pairs of states of the certified domain are mapped; the ratio  d(T(x), T(y)) / d(x, y)  must not exceed the rate. Pairs are
-  random, close, or differ in few entries (where signs cannot cancel); they follow the signs of the steepest row of the Jacobian;
-  and gradient ascent on the ratio moves both states of a pair to where the claim is weakest (:func:`ascend`).
-* Starts of the domain must end as close together as their residuals and the rate ask, and a certified box that every start
-  enters must contain where they end.
+* Pairs of states of the certified domain are mapped; the ratio  d(T(x), T(y)) / d(x, y)  must not
+  exceed the rate. Pairs are random, close, or differ in few entries (where signs cannot cancel);
+  they follow the signs of the steepest row of the Jacobian; and gradient ascent on the ratio moves
+  both states of a pair to where the claim is weakest (:func:`ascend`).
+* Starts of the domain must end as close together as their residuals and the rate ask, and a
+  certified box that every start enters must contain where they end.
 * The two states of a refutation must be fixed and different.
 
-The claim is about exact arithmetic; what float64 does not resolve is measured at every pair (the image of a state moved by its
-last bits) and is no contradiction.
+The claim is about exact arithmetic; what float64 does not resolve is measured at every pair (the
+image of a state moved by its last bits) and is no contradiction.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ from sheafdeq.equilibrium import EquilibriumModel
 __all__ = ["ascend", "check_certificate"]
 
 ROUNDING = 1e-7
-"""An observed ratio above rate * (1 + this), and above what rounding can do, is a violation; distances below 1e-6 are not used
-(their ratios are rounding)."""
+"""An observed ratio above rate * (1 + this), and above what rounding can do, is a violation;
+distances below 1e-6 are not used (their ratios are rounding)."""
 NOISE = 1e-9
-"""A pair whose images move by more than this when the state moves by its last bit is not resolved by float64, and not used."""
+"""A pair whose images move by more than this when the state moves by its last bit is not resolved
+by float64, and not used."""
 LOG_RANGE = 12.0
 """States of an unbounded positive domain are tried between e^-12 and e^12."""
 
@@ -40,7 +42,9 @@ LOG_RANGE = 12.0
 # ---------------------------------------------------------------------- pairs
 
 
-def _pairs(domain: Domain, shape: tuple[int, int], generator: torch.Generator, count: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _pairs(
+    domain: Domain, shape: tuple[int, int], generator: torch.Generator, count: int
+) -> Iterator[tuple[Tensor, Tensor]]:
     for k in range(count):
         x = domain.sample(shape, generator)
         y = domain.sample(shape, generator)
@@ -84,23 +88,31 @@ def ascend(
     steps: int = 16,
     rate: float = 0.1,
 ) -> tuple[Tensor, Tensor]:
-    """The pair after gradient ascent on  log d(T(x), T(y)) - log d(x, y),  kept in the domain; the best pair that was met.
+    """The pair after gradient ascent on  log d(T(x), T(y)) - log d(x, y),  kept in the domain; the
+    best pair that was met.
 
-    Only ``columns`` of the second state move away from the first (the certified metric of a cascade holds the other levels equal).
+    Only ``columns`` of the second state move away from the first (the certified metric of a cascade
+    holds the other levels equal).
     """
     log = domain.kind != "all"
     x, y = (_clamped(domain, state) for state in pair)
     away = torch.zeros_like(x)
     away[:, columns] = 1.0
     u, v = ((state.log() if log else state).clone().requires_grad_() for state in (x, y))
-    length = rate * (1.0 if log else float((x - y).abs().max()))  # of a step: plain states have a scale of their own
+    # of a step: plain states have a scale of their own
+    length = rate * (1.0 if log else float((x - y).abs().max()))
     best, found = -math.inf, pair
     for _ in range(steps):
         with torch.enable_grad():
             first = _clamped(domain, u.exp() if log else u)
             second = torch.where(away > 0, _clamped(domain, v.exp() if log else v), first)
             before = _distance(metric, first, second)
-            after = _distance(metric, model.step(first, context)[:, columns], model.step(second, context)[:, columns], columns)
+            after = _distance(
+                metric,
+                model.step(first, context)[:, columns],
+                model.step(second, context)[:, columns],
+                columns,
+            )
             objective = after.log() - before.log()
         value = float(objective.detach())
         if not math.isfinite(value) or not float(before.detach()) > 1e-5:
@@ -142,7 +154,8 @@ def check_certificate(
     seed: int = 0,
     settle: bool = True,
 ) -> tuple[float, str | None]:
-    """(largest observed ratio / rate, what contradicts the certificate or None). Float64 model and graph.
+    """(largest observed ratio / rate, what contradicts the certificate or None). Float64 model and
+    graph.
 
     ``climbs`` pairs are improved by gradient ascent; ``settle`` iterates starts to their ends.
     """
@@ -178,20 +191,35 @@ def check_certificate(
             rounding = 1e-12 + 8 * noise + metric(first, first * (1 + 64 * EPSILON))
             worst = max(worst, (after - rounding) / before / max(rate, 1e-300))
             if not after <= rate * before * (1 + ROUNDING) + rounding:
-                return worst, f"a pair at distance {before:.6g} is mapped to distance {after:.6g}, ratio {after / before:.6g}"
-    return worst, _check_ends(certificate, model, graph, context, start, generator) if settle else None
+                return worst, (
+                    f"a pair at distance {before:.6g} is mapped to distance "
+                    f"{after:.6g}, ratio {after / before:.6g}"
+                )
+    return worst, _check_ends(
+        certificate, model, graph, context, start, generator
+    ) if settle else None
 
 
-def _noise(model: EquilibriumModel, context: Any, metric: Metric, state: Tensor, columns: slice) -> float:
-    """How far the image moves when the last bit of the state does, entry by entry up or down: what rounding alone can do.
+def _noise(
+    model: EquilibriumModel, context: Any, metric: Metric, state: Tensor, columns: slice
+) -> float:
+    """How far the image moves when the last bit of the state does, entry by entry up or down: what
+    rounding alone can do.
 
-    All entries in one direction would not show it: a homogeneous map then cancels the same digits again.
+    All entries in one direction would not show it: a homogeneous map then cancels the same digits
+    again.
     """
     count = torch.arange(state.numel(), dtype=torch.int64)
     up = (((count * 2654435761) >> 16) % 2 == 0).view_as(state)
     image = model.step(state, context)[:, columns]
     return max(
-        metric(image, model.step(torch.where(up ^ flipped, state * (1 + 2 * EPSILON), state * (1 - 2 * EPSILON)), context)[:, columns])
+        metric(
+            image,
+            model.step(
+                torch.where(up ^ flipped, state * (1 + 2 * EPSILON), state * (1 - 2 * EPSILON)),
+                context,
+            )[:, columns],
+        )
         for flipped in (False, True)
     )
 
@@ -199,7 +227,12 @@ def _noise(model: EquilibriumModel, context: Any, metric: Metric, state: Tensor,
 def _is_box(domain: Domain) -> bool:
     assert domain.lower is not None
     assert domain.upper is not None
-    ends = torch.isfinite(domain.lower) & torch.isfinite(domain.upper) & (domain.lower > 0) & (domain.lower <= domain.upper)
+    ends = (
+        torch.isfinite(domain.lower)
+        & torch.isfinite(domain.upper)
+        & (domain.lower > 0)
+        & (domain.lower <= domain.upper)
+    )
     return bool(ends.all())
 
 
@@ -232,8 +265,11 @@ def _tried(
                 yield x, _clamped(domain, _worst_direction(model, context, metric, x)), columns
 
 
-def _iterate_together(model: EquilibriumModel, graph: Graph, starts: list[Tensor], steps: int) -> list[Tensor]:
-    """The states ``steps`` iterations after ``starts``, on copies of the graph side by side; sooner where nothing moves any more."""
+def _iterate_together(
+    model: EquilibriumModel, graph: Graph, starts: list[Tensor], steps: int
+) -> list[Tensor]:
+    """The states ``steps`` iterations after ``starts``, on copies of the graph side by side; sooner
+    where nothing moves any more."""
     context = model.prepare(Graph.union([graph] * len(starts)))
     state = torch.cat(starts)
     for number in range(steps):
@@ -246,9 +282,15 @@ def _iterate_together(model: EquilibriumModel, graph: Graph, starts: list[Tensor
 
 @torch.no_grad()
 def _check_ends(
-    certificate: Certificate, model: EquilibriumModel, graph: Graph, context: Any, start: Tensor, generator: torch.Generator
+    certificate: Certificate,
+    model: EquilibriumModel,
+    graph: Graph,
+    context: Any,
+    start: Tensor,
+    generator: torch.Generator,
 ) -> str | None:
-    """Starts of the domain must end at one state; a box that every start enters must contain where they end."""
+    """Starts of the domain must end at one state; a box that every start enters must contain where
+    they end."""
     metric, domain, rate = certificate.metric, certificate.domain, certificate.rate
     assert metric is not None
     assert domain is not None
@@ -259,29 +301,45 @@ def _check_ends(
     steps = min(2000, max(50, math.ceil(40 / max(1e-3, -math.log(max(rate, 1e-12))))))
     ends = _iterate_together(model, graph, starts, steps)
     plain = Metric("thompson" if metric.kind in ("thompson", "cascade") else "sup")
-    # A rate r allows two states of residuals a and b a distance of at most (a + b) / (1 - r); jointly a cascade's metric is another.
+    # A rate r allows two states of residuals a and b a distance of at most (a + b) / (1 - r);
+    # jointly a cascade's metric is another.
     judge, slack = (plain, 1e-6) if metric.kind == "cascade" else (metric, 1.0)
     for end in ends[1:]:
         gap = judge(end, ends[0])
         residuals = sum(judge(model.step(e, context), e) for e in (end, ends[0]))
-        if gap > 1e-3 and residuals + 1e-13 * (1 + gap) < slack * (1.0 - rate) * gap * (1 - ROUNDING):
-            return f"two starts of the domain ended at distance {gap:.6g} with residuals {residuals:.3g} in all"
+        if gap > 1e-3 and residuals + 1e-13 * (1 + gap) < slack * (1.0 - rate) * gap * (
+            1 - ROUNDING
+        ):
+            return (
+                f"two starts of the domain ended at distance {gap:.6g} with residuals "
+                f"{residuals:.3g} in all"
+            )
     if domain.kind == "box":
         assert domain.lower is not None
         assert domain.upper is not None
         outside = torch.maximum(domain.lower / ends[-1], ends[-1] / domain.upper).max()
-        if plain(model.step(ends[-1], context), ends[-1]) < 1e-13 and float(outside) > 1 + 4 * EPSILON:
-            return f"the equilibrium lies outside the certified box, by the factor 1 + {float(outside) - 1:.3g}"
+        if (
+            plain(model.step(ends[-1], context), ends[-1]) < 1e-13
+            and float(outside) > 1 + 4 * EPSILON
+        ):
+            return (
+                "the equilibrium lies outside the certified box, by the factor 1 + "
+                f"{float(outside) - 1:.3g}"
+            )
     return None
 
 
-def _check_refutation(certificate: Certificate, model: EquilibriumModel, graph: Graph) -> str | None:
+def _check_refutation(
+    certificate: Certificate, model: EquilibriumModel, graph: Graph
+) -> str | None:
     """The two states must be different and both must be (numerically) fixed."""
     assert certificate.witness is not None
     with torch.no_grad():
         context = model.prepare(graph)
         for state in (certificate.witness.first, certificate.witness.second):
-            moved = Metric("sup")(model.step(state, context), state) / max(1.0, float(state.abs().max()))
+            moved = Metric("sup")(model.step(state, context), state) / max(
+                1.0, float(state.abs().max())
+            )
             if not moved < 1e-8:
                 return f"a witness state moves by {moved:.3g}"
     if not Metric("sup")(certificate.witness.first, certificate.witness.second) > 1e-9:

@@ -1,4 +1,5 @@
-"""Examination of any equilibrium model: what is reached, the rate there, do other starts agree. Proves nothing."""
+"""Examination of any equilibrium model: what is reached, the rate there, do other starts agree.
+Proves nothing."""
 
 from __future__ import annotations
 
@@ -10,19 +11,42 @@ from torch import Tensor
 
 from sheafdeq.certificates.blocks import BlockMatrix
 from sheafdeq.certificates.certificate import Certificate, Level, Verdict, Witness
-from sheafdeq.certificates.collatz_wielandt import PerronBounds, block_norms, collatz_wielandt, spectral_radius_estimate
+from sheafdeq.certificates.collatz_wielandt import (
+    PerronBounds,
+    block_norms,
+    collatz_wielandt,
+    spectral_radius_estimate,
+)
 from sheafdeq.certificates.jacobian import jacobian, log_jacobian
-from sheafdeq.certificates.refute import DENSE_LIMIT, JACOBIAN_LIMIT, Settled, newton, random_starts, search, settle
+from sheafdeq.certificates.refute import (
+    DENSE_LIMIT,
+    JACOBIAN_LIMIT,
+    Settled,
+    newton,
+    random_starts,
+    search,
+    settle,
+)
 from sheafdeq.certificates.rules import Problem
 from sheafdeq.certificates.sheaf_enclosure import SheafEnclosure
 from sheafdeq.diagnostics import spectral_radius
 from sheafdeq.distances import SUP, THOMPSON
 
-__all__ = ["Local", "examine", "grounds_of", "local_rates", "measure", "reach_equilibrium", "seek_witness", "verdict_on"]
+__all__ = [
+    "Local",
+    "examine",
+    "grounds_of",
+    "local_rates",
+    "measure",
+    "reach_equilibrium",
+    "seek_witness",
+    "verdict_on",
+]
 
 
 def is_positive(problem: Problem) -> bool:
-    """Whether the model keeps states positive (then Thompson's metric is used, else the largest difference)."""
+    """Whether the model keeps states positive (then Thompson's metric is used, else the largest
+    difference)."""
     shift = getattr(problem.model, "shift", None)
     return shift is not None and bool((problem.model.initial_state(problem.context) > 0).all())
 
@@ -32,7 +56,11 @@ def reach_equilibrium(problem: Problem) -> Settled:
     """The state the default start leads to, at the limit of the precision if it settles."""
     positive = is_positive(problem)
     distance = THOMPSON if positive else SUP
-    start = problem.equilibrium if problem.equilibrium is not None else problem.model.initial_state(problem.context)
+    start = (
+        problem.equilibrium
+        if problem.equilibrium is not None
+        else problem.model.initial_state(problem.context)
+    )
 
     def step(state: Tensor) -> Tensor:
         return problem.model.step(state, problem.context)
@@ -45,7 +73,8 @@ def reach_equilibrium(problem: Problem) -> Settled:
 
 
 class Local:
-    """Rates at one state: |J| entry by entry, node blocks, and the spectral radius (an estimate)."""
+    """Rates at one state: |J| entry by entry, node blocks, and the spectral radius (an
+    estimate)."""
 
     def __init__(self, matrix: BlockMatrix, effort_blocks: bool) -> None:
         self.matrix = matrix
@@ -60,7 +89,9 @@ class Local:
     def facts(self) -> dict[str, float]:
         """For a certificate's observations."""
         facts = {
-            "largest row sum of |J|": float(self.matrix.magnitude().apply(torch.ones_like(self.bounds.weights)).max()),
+            "largest row sum of |J|": float(
+                self.matrix.magnitude().apply(torch.ones_like(self.bounds.weights)).max()
+            ),
             "Perron root of |J|, lower": self.bounds.lower,
             "Perron root of |J|, upper": self.bounds.upper,
             "spectral radius of J (estimate)": self.spectral_radius,
@@ -71,8 +102,12 @@ class Local:
 
 
 def local_rates(problem: Problem, state: Tensor) -> Local | None:
-    """At ``state``, in log coordinates for positive models; None for models without ``local_step`` and for huge Jacobians."""
-    if not hasattr(problem.model, "local_step") or getattr(problem.context, "incidence", None) is None:
+    """At ``state``, in log coordinates for positive models; None for models without ``local_step``
+    and for huge Jacobians."""
+    if (
+        not hasattr(problem.model, "local_step")
+        or getattr(problem.context, "incidence", None) is None
+    ):
         return None
     if 8 * (state.shape[0] + problem.graph.num_edges) * state.shape[1] ** 2 > JACOBIAN_LIMIT:
         return None
@@ -92,9 +127,16 @@ def seek_witness(
         box = ((centre - width).exp(), (centre + width).exp())
     starts = random_starts(shape, problem.effort.starts, problem.seed, box)
     if not positive:
-        signs = torch.Generator().manual_seed(problem.seed)  # of its own: the verdict must not depend on what was drawn elsewhere
+        # of its own: the verdict must not depend on what was drawn elsewhere
+        signs = torch.Generator().manual_seed(problem.seed)
         starts = [
-            (name, torch.where(torch.rand(shape, generator=signs, dtype=start.dtype) < 0.5, start, -start)) for name, start in starts
+            (
+                name,
+                torch.where(
+                    torch.rand(shape, generator=signs, dtype=start.dtype) < 0.5, start, -start
+                ),
+            )
+            for name, start in starts
         ]
     witness, log = search(
         problem.model,
@@ -107,7 +149,12 @@ def seek_witness(
     )
     agreeing = sum(entry["distance"] < 1e-6 for entry in log)
     settled = sum(entry["residual"] <= 1e-9 for entry in log)
-    facts = {"starts tried": len(log), "of these settled": settled, "of these at the reached state": agreeing, "starts": log}
+    facts = {
+        "starts tried": len(log),
+        "of these settled": settled,
+        "of these at the reached state": agreeing,
+        "starts": log,
+    }
     return witness, facts
 
 
@@ -124,7 +171,8 @@ def grounds_of(witness: Witness) -> str:
 
 
 def measure(problem: Problem) -> dict[str, Any]:
-    """What a certified model does, for comparison: the residual where it comes to rest, and the spectral radius there."""
+    """What a certified model does, for comparison: the residual where it comes to rest, and the
+    spectral radius there."""
     reached = reach_equilibrium(problem)
     observations: dict[str, Any] = {"residual": reached.residual, "steps": reached.steps}
     if reached.converged and reached.state.numel():
@@ -135,7 +183,8 @@ def measure(problem: Problem) -> dict[str, Any]:
 
 @torch.no_grad()
 def examine(problem: Problem) -> Certificate:
-    """No theorem: residual, rate at the reached state, agreement of starts. NOT_CERTIFIED, or TWO_CANDIDATES with their states."""
+    """No theorem: residual, rate at the reached state, agreement of starts. NOT_CERTIFIED, or
+    TWO_CANDIDATES with their states."""
     reached = reach_equilibrium(problem)
     observations: dict[str, Any] = {"residual": reached.residual, "steps": reached.steps}
     level = Level.NONE
@@ -143,7 +192,12 @@ def examine(problem: Problem) -> Certificate:
         local = local_rates(problem, reached.state)
         if local is not None:
             observations["at the reached state"] = local.facts()
-            level = Level.LOCAL if min(local.bounds.upper, local.block_two if local.block_two >= 0 else math.inf) < 1 else level
+            level = (
+                Level.LOCAL
+                if min(local.bounds.upper, local.block_two if local.block_two >= 0 else math.inf)
+                < 1
+                else level
+            )
     witness, facts = seek_witness(problem, reached)
     observations |= facts
     return Certificate(

@@ -1,14 +1,17 @@
 """Tensors of real intervals, sound under floating point.
 
-An :class:`Interval` is a pair (midpoint, radius) of float64 tensors; it stands for every real tensor x with
-|x - midpoint| <= radius. Each operation returns an interval that contains the exact result for all members of its operands.
+An :class:`Interval` is a pair (midpoint, radius) of float64 tensors; it stands for every real
+tensor x with |x - midpoint| <= radius. Each operation returns an interval that contains the exact
+result for all members of its operands.
 
-Rounding. Sums, differences, products, quotients and square roots of float64 tensors are correctly rounded (relative error at most
-2^-53); every bound computed from them is widened by 4 * 2^-52 relative plus :data:`TINY` absolute (the latter covers underflow).
-exp, log and tanh of the tensor library are vectorised functions with a documented error of one unit in the last place (2^-52
-relative); they are widened by 16 * 2^-52, ``pow`` by 64 * 2^-52. A product of matrices with inner length k has error at most
-k 2^-53 / (1 - k 2^-53) times |A||B| in whatever order it is summed; it is widened by (k + 4) 2^-52 |A||B|. A test checks the
-elementary functions against 50-digit decimal arithmetic.
+Rounding. Sums, differences, products, quotients and square roots of float64 tensors are correctly
+rounded (relative error at most 2^-53); every bound computed from them is widened by 4 * 2^-52
+relative plus :data:`TINY` absolute (the latter covers underflow). exp, log and tanh of the tensor
+library are vectorised functions with a documented error of one unit in the last place (2^-52
+relative); they are widened by 16 * 2^-52, ``pow`` by 64 * 2^-52. A product of matrices with inner
+length k has error at most k 2^-53 / (1 - k 2^-53) times |A||B| in whatever order it is summed; it
+is widened by (k + 4) 2^-52 |A||B|. A test checks the elementary functions against 50-digit decimal
+arithmetic.
 """
 
 from __future__ import annotations
@@ -37,13 +40,15 @@ def _down(x: Tensor, slack: float = ARITHMETIC) -> Tensor:
 
 
 def scaled_up(x: Tensor, terms: int) -> Tensor:
-    """An upper bound of a float64 sum of ``terms`` non-negative products that was rounded to ``x``."""
+    """An upper bound of a float64 sum of ``terms`` non-negative products that was rounded to
+    ``x``."""
     return x * (1.0 + (terms + 4) * EPSILON) + TINY
 
 
 @dataclass(frozen=True, eq=False)
 class Interval:
-    """All x with |x - midpoint| <= radius; ``radius`` is non-negative, both are float64 of one shape."""
+    """All x with |x - midpoint| <= radius; ``radius`` is non-negative, both are float64 of one
+    shape."""
 
     midpoint: Tensor
     radius: Tensor
@@ -76,7 +81,9 @@ class Interval:
     @property
     def magnitude(self) -> Tensor:
         """sup |x|."""
-        return torch.where(self.radius == 0, self.midpoint.abs(), _up(self.midpoint.abs() + self.radius))
+        return torch.where(
+            self.radius == 0, self.midpoint.abs(), _up(self.midpoint.abs() + self.radius)
+        )
 
     @property
     def mignitude(self) -> Tensor:
@@ -131,8 +138,12 @@ class Interval:
         """Entrywise product, by the four products of ends (tight for wide intervals)."""
         a, b, c, d = self.lower, self.upper, other.lower, other.upper
         products = (a * c, a * d, b * c, b * d)
-        low = torch.minimum(torch.minimum(products[0], products[1]), torch.minimum(products[2], products[3]))
-        high = torch.maximum(torch.maximum(products[0], products[1]), torch.maximum(products[2], products[3]))
+        low = torch.minimum(
+            torch.minimum(products[0], products[1]), torch.minimum(products[2], products[3])
+        )
+        high = torch.maximum(
+            torch.maximum(products[0], products[1]), torch.maximum(products[2], products[3])
+        )
         return Interval.between(_down(low), _up(high))
 
     def divide_by_positive(self, other: Interval) -> Interval:
@@ -142,8 +153,8 @@ class Interval:
     def divide_between(self, lower: Tensor, upper: Tensor) -> Interval:
         """Entrywise quotient by numbers between two positive ends.
 
-        Taken by its ends because an interval from a tiny to a large number has, as midpoint and radius, a lower end that rounds to
-        zero.
+        Taken by its ends because an interval from a tiny to a large number has, as midpoint and
+        radius, a lower end that rounds to zero.
         """
         if not bool((lower > 0).all()):
             raise ZeroDivisionError("interval division by an interval that is not above zero")
@@ -154,7 +165,9 @@ class Interval:
 
     def square(self) -> Interval:
         """x^2, non-negative."""
-        return Interval.between(_down(self.mignitude.square()).clamp(min=0), _up(self.magnitude.square()))
+        return Interval.between(
+            _down(self.mignitude.square()).clamp(min=0), _up(self.magnitude.square())
+        )
 
     def total(self, dim: int) -> Interval:
         """Sum over one axis."""
@@ -170,12 +183,16 @@ class Interval:
 
     def hull(self, other: Interval) -> Interval:
         """Members of either."""
-        return Interval.between(torch.minimum(self.lower, other.lower), torch.maximum(self.upper, other.upper))
+        return Interval.between(
+            torch.minimum(self.lower, other.lower), torch.maximum(self.upper, other.upper)
+        )
 
     # ------------------------------------------------------------------ monotone functions
 
     def _monotone(self, function: Callable[[Tensor], Tensor], slack: float) -> Interval:
-        return Interval.between(_down(function(self.lower), slack), _up(function(self.upper), slack))
+        return Interval.between(
+            _down(function(self.lower), slack), _up(function(self.upper), slack)
+        )
 
     def tanh(self) -> Interval:
         """tanh, inside [-1, 1]."""
@@ -192,7 +209,9 @@ class Interval:
 
     def sqrt(self) -> Interval:
         """Square root of a non-negative interval."""
-        return Interval.between(_down(self.lower.clamp(min=0).sqrt()).clamp(min=0), _up(self.upper.sqrt()))
+        return Interval.between(
+            _down(self.lower.clamp(min=0).sqrt()).clamp(min=0), _up(self.upper.sqrt())
+        )
 
     def power(self, exponent: float) -> Interval:
         """x^p of a non-negative interval, p >= 1."""
@@ -201,7 +220,8 @@ class Interval:
         if exponent == 2.0:
             return self.square()
         return Interval.between(
-            _down(self.lower.clamp(min=0).pow(exponent), POWER).clamp(min=0), _up(self.upper.pow(exponent), POWER)
+            _down(self.lower.clamp(min=0).pow(exponent), POWER).clamp(min=0),
+            _up(self.upper.pow(exponent), POWER),
         )
 
     def root(self, exponent: float) -> Interval:
@@ -210,11 +230,18 @@ class Interval:
             return self
         if exponent == 2.0:
             return self.sqrt()
-        inverse = 1.0 / exponent  # rounded: the relative error of x^(1/p) grows with |log x| / p, see the slack
+        # rounded: the relative error of x^(1/p) grows with |log x| / p, see the slack
+        inverse = 1.0 / exponent
         lower, upper = self.lower.clamp(min=0), self.upper
-        slack = POWER * (1.0 + upper.log().abs().clamp(max=800.0).amax().item() if upper.numel() else 1.0)
-        slack_low = POWER * (1.0 + lower.clamp(min=TINY).log().abs().amax().item() if lower.numel() else 1.0)
-        return Interval.between(_down(lower.pow(inverse), slack_low).clamp(min=0), _up(upper.pow(inverse), slack))
+        slack = POWER * (
+            1.0 + upper.log().abs().clamp(max=800.0).amax().item() if upper.numel() else 1.0
+        )
+        slack_low = POWER * (
+            1.0 + lower.clamp(min=TINY).log().abs().amax().item() if lower.numel() else 1.0
+        )
+        return Interval.between(
+            _down(lower.pow(inverse), slack_low).clamp(min=0), _up(upper.pow(inverse), slack)
+        )
 
     def relu(self) -> Interval:
         """max(x, 0)."""
@@ -222,13 +249,15 @@ class Interval:
 
     def step_function(self) -> Interval:
         """The derivative of ReLU: 0, 1, or [0, 1] where the sign is open."""
-        return Interval.between((self.lower > 0).to(self.midpoint.dtype), (self.upper >= 0).to(self.midpoint.dtype))
+        return Interval.between(
+            (self.lower > 0).to(self.midpoint.dtype), (self.upper >= 0).to(self.midpoint.dtype)
+        )
 
 
 def matmul(a: Interval | Tensor, b: Interval | Tensor) -> Interval:
     """Matrix product of intervals or exact matrices, with the rounding of the product included.
 
-        midpoint = A B,   radius = |A| (rad B + g |B|) + rad A (|B| + rad B),   g = (k + 4) 2^-52
+    midpoint = A B,   radius = |A| (rad B + g |B|) + rad A (|B| + rad B),   g = (k + 4) 2^-52
     """
     left = a if isinstance(a, Interval) else None
     right = b if isinstance(b, Interval) else None

@@ -1,13 +1,15 @@
 """The exact Jacobian of one step, as node blocks, from ``local_step``.
 
-Row v of ``local_step(own, received, context)`` depends on row v of ``own`` and on the rows of ``received`` that belong to edges
-into v, and on nothing else. So one reverse pass with the cotangent e_i at every node yields row i of every block at once:
+Row v of ``local_step(own, received, context)`` depends on row v of ``own`` and on the rows of
+``received`` that belong to edges into v, and on nothing else. So one reverse pass with the
+cotangent e_i at every node yields row i of every block at once:
 
     own[v, i, :]  = d out[v, i] / d own[v, :]            (n, c, c)
     edge[k, i, :] = d out[target_k, i] / d received[k, :]   (e, c, c)
 
-and c passes yield all of J. Derivatives are exact up to float64 rounding; where the map has a kink (ReLU at zero) they are one of
-its one-sided derivatives. Nothing here bounds anything over a set: see :mod:`.sheaf_enclosure` for that.
+and c passes yield all of J. Derivatives are exact up to float64 rounding; where the map has a kink
+(ReLU at zero) they are one of its one-sided derivatives. Nothing here bounds anything over a set:
+see :mod:`.sheaf_enclosure` for that.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ def incidence_of(context: Any) -> Incidence:
     """The incidence a local recurrence's context carries."""
     incidence = getattr(context, "incidence", None)
     if not isinstance(incidence, Incidence):
-        raise InputError(f"{type(context).__name__} has no 'incidence' field, so the Jacobian has no node blocks")
+        raise InputError(
+            f"{type(context).__name__} has no 'incidence' field, so the Jacobian has no node blocks"
+        )
     return incidence
 
 
@@ -44,13 +48,19 @@ def jacobian(recurrence: LocalRecurrence, state: Tensor, context: Any) -> BlockM
         image = recurrence.local_step(own, received, context)
         for i in range(c):
             gradients = torch.autograd.grad(
-                image[:, i].sum(), (own, received), retain_graph=i + 1 < c, allow_unused=True, materialize_grads=True
+                image[:, i].sum(),
+                (own, received),
+                retain_graph=i + 1 < c,
+                allow_unused=True,
+                materialize_grads=True,
             )
             own_blocks[:, i], edge_blocks[:, i] = gradients
     return BlockMatrix(incidence, own_blocks, edge_blocks)
 
 
-def log_jacobian(recurrence: LocalRecurrence, state: Tensor, context: Any, image: Tensor | None = None) -> BlockMatrix:
+def log_jacobian(
+    recurrence: LocalRecurrence, state: Tensor, context: Any, image: Tensor | None = None
+) -> BlockMatrix:
     """Jacobian of log o T o exp at log(state): diag(1/T(z)) J diag(z), for positive states."""
     if not bool((state > 0).all()):
         raise InputError("log coordinates need a strictly positive state")

@@ -1,13 +1,16 @@
 """Search for a second equilibrium, and prove what is found (``docs/theory.md``, Proposition 30).
 
-Starts: log-normal states of scales 1e-3 to 1e3, and random corners of the invariant box where there is one. Each is iterated
+Starts: log-normal states of scales 1e-3 to 1e3, and random corners of the invariant box where there
+is one. Each is iterated
 (Picard, then damped Picard, then Anderson) and, on small problems, polished by Newton.
 
-*Refuted* is said only of two fixed points that are proved to exist: each by a contraction ball (Theorem 28) or by a Krawczyk test,
-with rounding enclosed, and the two regions disjoint. Small residuals are no proof: near a bifurcation a residual of 1e-10 belongs
-to states 1e-3 away from the only fixed point. Where no proof is at hand (a model without enclosures, or too many entries for
-dense algebra) two states become *candidates* if their residuals are tiny and Newton's next step, an estimate of how far the true
-fixed point is, is far shorter than their distance. A run that cycles is an observation, and neither.
+*Refuted* is said only of two fixed points that are proved to exist: each by a contraction ball
+(Theorem 28) or by a Krawczyk test, with rounding enclosed, and the two regions disjoint. Small
+residuals are no proof: near a bifurcation a residual of 1e-10 belongs to states 1e-3 away from the
+only fixed point. Where no proof is at hand (a model without enclosures, or too many entries for
+dense algebra) two states become *candidates* if their residuals are tiny and Newton's next step, an
+estimate of how far the true fixed point is, is far shorter than their distance. A run that cycles
+is an observation, and neither.
 """
 
 from __future__ import annotations
@@ -73,8 +76,11 @@ class Settled:
         return self.residual <= RESIDUAL_LIMIT
 
 
-def random_starts(shape: tuple[int, int], count: int, seed: int, box: tuple[Tensor, Tensor] | None) -> list[tuple[str, Tensor]]:
-    """``count`` named positive starts: scales 1e-3, 1e3, 1, 1e-2, 1e2, ... and corners of ``box``, in turn."""
+def random_starts(
+    shape: tuple[int, int], count: int, seed: int, box: tuple[Tensor, Tensor] | None
+) -> list[tuple[str, Tensor]]:
+    """``count`` named positive starts: scales 1e-3, 1e3, 1, 1e-2, 1e2, ... and corners of ``box``,
+    in turn."""
     generator = torch.Generator().manual_seed(seed)
     scales = [1e-3, 1e3, 1.0, 1e-2, 1e2, 1e-1, 1e1]
     starts: list[tuple[str, Tensor]] = []
@@ -87,7 +93,8 @@ def random_starts(shape: tuple[int, int], count: int, seed: int, box: tuple[Tens
         if box is not None and len(starts) < count:
             side = torch.rand(shape, generator=generator, dtype=torch.float64) < 0.5
             starts.append(("corner", torch.where(side, *box)))
-            # The same row at every node: communities of equal nodes agree only along such directions.
+            # The same row at every node: communities of equal nodes agree only along such
+            # directions.
             if len(starts) < count:
                 starts.append(("equal corner", torch.where(side[:1].expand(shape), *box)))
     return starts
@@ -95,18 +102,30 @@ def random_starts(shape: tuple[int, int], count: int, seed: int, box: tuple[Tens
 
 @torch.no_grad()
 def settle(
-    step: Callable[[Tensor], Tensor], start: Tensor, *, steps: int, distance: Distance = THOMPSON, name: str = "default"
+    step: Callable[[Tensor], Tensor],
+    start: Tensor,
+    *,
+    steps: int,
+    distance: Distance = THOMPSON,
+    name: str = "default",
 ) -> Settled:
-    """Iterate to the limit of the precision: Picard, then damped Picard, then Anderson, each with a third of the steps."""
+    """Iterate to the limit of the precision: Picard, then damped Picard, then Anderson, each with a
+    third of the steps."""
     state, used = start, 0
     best = Settled(start, float("inf"), 0, name)
     share = max(steps // 3, 1)
     common: dict[str, Any] = {"tolerance": 1e-13, "stop_early": True, "distance": distance}
-    for solver in (Picard(steps=share, **common), Picard(steps=share, damping=0.5, **common), Anderson(steps=share, **common)):
+    for solver in (
+        Picard(steps=share, **common),
+        Picard(steps=share, damping=0.5, **common),
+        Anderson(steps=share, **common),
+    ):
         solution = solver.solve(step, state)
         used += solution.steps
         value = solution.value
-        if not bool(torch.isfinite(value).all()) or (distance is THOMPSON and not bool((value > 0).all())):
+        if not bool(torch.isfinite(value).all()) or (
+            distance is THOMPSON and not bool((value > 0).all())
+        ):
             continue
         residual = float(distance(step(value), value).max()) if value.numel() else 0.0
         if residual < best.residual:
@@ -118,9 +137,15 @@ def settle(
 
 
 def newton(
-    recurrence: LocalRecurrence, context: Any, settled: Settled, *, steps: int = 12, distance: Distance = THOMPSON
+    recurrence: LocalRecurrence,
+    context: Any,
+    settled: Settled,
+    *,
+    steps: int = 12,
+    distance: Distance = THOMPSON,
 ) -> Settled:
-    """Newton's method from a settled state; keeps the better of the two (dense, for small problems)."""
+    """Newton's method from a settled state; keeps the better of the two (dense, for small
+    problems)."""
     state, best = settled.state, settled
     size = state.numel()
     eye = torch.eye(size, dtype=state.dtype)
@@ -130,11 +155,15 @@ def newton(
         if not bool(torch.isfinite(matrix).all() and torch.isfinite(image).all()):
             break
         try:
-            update = torch.linalg.lstsq(eye - matrix, (image - state).reshape(-1, 1)).solution.view_as(state)
+            update = torch.linalg.lstsq(
+                eye - matrix, (image - state).reshape(-1, 1)
+            ).solution.view_as(state)
         except torch.linalg.LinAlgError:
             break
         state = state + update
-        if not bool(torch.isfinite(state).all()) or (distance is THOMPSON and not bool((state > 0).all())):
+        if not bool(torch.isfinite(state).all()) or (
+            distance is THOMPSON and not bool((state > 0).all())
+        ):
             break
         residual = float(distance(recurrence.step(state, context).detach(), state).max())
         if residual < best.residual:
@@ -144,11 +173,14 @@ def newton(
     return best
 
 
-def newton_step(recurrence: Any, context: Any, state: Tensor, *, distance: Distance = THOMPSON) -> float | None:
-    """Largest entry of Newton's next step from ``state``, in log coordinates for Thompson's metric: an ESTIMATE of the error.
+def newton_step(
+    recurrence: Any, context: Any, state: Tensor, *, distance: Distance = THOMPSON
+) -> float | None:
+    """Largest entry of Newton's next step from ``state``, in log coordinates for Thompson's metric:
+    an ESTIMATE of the error.
 
-    By dense algebra, or by GMRES on the node blocks. Infinite where the linear system is singular; None where it is too large to
-    be stored or was not solved.
+    By dense algebra, or by GMRES on the node blocks. Infinite where the linear system is singular;
+    None where it is too large to be stored or was not solved.
     """
     with torch.no_grad():
         image = recurrence.step(state, context)
@@ -159,7 +191,11 @@ def newton_step(recurrence: Any, context: Any, state: Tensor, *, distance: Dista
     if hasattr(recurrence, "local_step") and getattr(context, "incidence", None) is not None:
         if 8 * (len(state) + len(context.incidence.source)) * state.shape[1] ** 2 > JACOBIAN_LIMIT:
             return None
-        blocks = log_jacobian(recurrence, state, context, image) if log else jacobian(recurrence, state, context)
+        blocks = (
+            log_jacobian(recurrence, state, context, image)
+            if log
+            else jacobian(recurrence, state, context)
+        )
         if state.numel() > DENSE_LIMIT:
             return _size_by_gmres(blocks, defect)
         matrix = blocks.to_dense()
@@ -177,7 +213,10 @@ def _dense_jacobian(recurrence: Any, state: Tensor, context: Any) -> Tensor:
     with torch.enable_grad():
         image = recurrence.step(point, context).reshape(-1)
         rows = [
-            torch.autograd.grad(entry, point, retain_graph=True, allow_unused=True, materialize_grads=True)[0] for entry in image
+            torch.autograd.grad(
+                entry, point, retain_graph=True, allow_unused=True, materialize_grads=True
+            )[0]
+            for entry in image
         ]
     return torch.stack(rows).reshape(state.numel(), state.numel()).detach()
 
@@ -187,7 +226,13 @@ def _size_by_solving(matrix: Tensor, defect: Tensor) -> float | None:
     if not bool(torch.isfinite(matrix).all()):
         return None
     try:
-        size = float(torch.linalg.solve(torch.eye(len(matrix), dtype=matrix.dtype) - matrix, defect.reshape(-1)).abs().max())
+        size = float(
+            torch.linalg.solve(
+                torch.eye(len(matrix), dtype=matrix.dtype) - matrix, defect.reshape(-1)
+            )
+            .abs()
+            .max()
+        )
     except torch.linalg.LinAlgError:
         return float("inf")
     return size if size == size else float("inf")
@@ -204,15 +249,22 @@ def _size_by_gmres(matrix: BlockMatrix, defect: Tensor) -> float | None:
 
     unit = float(defect.abs().max()) or 1.0
     operator = LinearOperator((defect.numel(), defect.numel()), matvec=apply, dtype=np.float64)
-    solution, failed = gmres(operator, (defect / unit).reshape(-1).numpy(), rtol=1e-2, restart=60, maxiter=4)
+    solution, failed = gmres(
+        operator, (defect / unit).reshape(-1).numpy(), rtol=1e-2, restart=60, maxiter=4
+    )
     return None if failed else float(np.abs(solution).max()) * unit
 
 
 def prove_fixed_point(enclosure: SheafEnclosure, state: Tensor) -> tuple[float, str] | None:
-    """A plain Thompson radius around ``state`` within which exactly one fixed point is proved to exist, and by what; or None."""
+    """A plain Thompson radius around ``state`` within which exactly one fixed point is proved to
+    exist, and by what; or None."""
     try:
         return _prove_fixed_point(enclosure, state)
-    except (ArithmeticError, InputError, torch.linalg.LinAlgError):  # a box that cannot be represented proves nothing
+    except (
+        ArithmeticError,
+        InputError,
+        torch.linalg.LinAlgError,
+    ):  # a box that cannot be represented proves nothing
         return None
 
 
@@ -236,9 +288,11 @@ def _prove_fixed_point(enclosure: SheafEnclosure, state: Tensor) -> tuple[float,
 
 
 def _krawczyk(enclosure: SheafEnclosure, centre: Tensor, factor: float) -> float | None:
-    """Krawczyk's test for G(u) = u - log T(e^u) on |u - centre| <= R:  |C G(centre)| + |I - C G'| R < R proves one zero there.
+    """Krawczyk's test for G(u) = u - log T(e^u) on |u - centre| <= R:  |C G(centre)| + |I - C G'| R
+    < R proves one zero there.
 
-    C is any matrix (here the inverse of the derivative at the centre in floating point); I - C G' is bounded by
+    C is any matrix (here the inverse of the derivative at the centre in floating point); I - C G'
+    is bounded by
     |I - C (I - M)| 1 + |C| (sup |J - M| 1), with M the midpoint of the enclosure of J.
     """
     ones = torch.ones_like(centre)
@@ -247,7 +301,9 @@ def _krawczyk(enclosure: SheafEnclosure, centre: Tensor, factor: float) -> float
     at_centre = enclosure.over(centre, ones, keep_slopes=True)
     assert at_centre.slopes is not None
     try:
-        inverse = torch.linalg.inv(eye - at_centre.slopes.scale(at_centre.gain.midpoint, ones).to_dense())
+        inverse = torch.linalg.inv(
+            eye - at_centre.slopes.scale(at_centre.gain.midpoint, ones).to_dense()
+        )
     except torch.linalg.LinAlgError:
         return None
     defect = at_centre.image_at_centre.log().midpoint - centre
@@ -261,13 +317,19 @@ def _krawczyk(enclosure: SheafEnclosure, centre: Tensor, factor: float) -> float
     rows = enclosed.gain.midpoint
     matrix = enclosed.slopes.scale(rows, ones).to_dense()
     size_of_slopes = enclosed.slopes.magnitude().apply(ones)
-    wobble = enclosed.gain.upper * enclosed.spread + enclosed.gain.radius * size_of_slopes + 8 * EPSILON * rows * size_of_slopes
+    wobble = (
+        enclosed.gain.upper * enclosed.spread
+        + enclosed.gain.radius * size_of_slopes
+        + 8 * EPSILON * rows * size_of_slopes
+    )
     product = inverse @ (eye - matrix)
     rounding = (size + 8) * EPSILON * (inverse.abs() @ (eye + matrix.abs())).sum(1)
     contraction = (eye - product).abs().sum(1) + rounding + inverse.abs() @ wobble.view(-1)
     contraction = scaled_up(contraction, 4 * size)
     # No jump inside (the reach is then infinite): existence rests on continuity.
-    proved = bool(torch.isfinite(enclosed.reach).all()) and bool((scaled_up(offset + contraction * radius, 4) < radius).all())
+    proved = bool(torch.isfinite(enclosed.reach).all()) and bool(
+        (scaled_up(offset + contraction * radius, 4) < radius).all()
+    )
     return radius if proved else None
 
 
@@ -283,7 +345,8 @@ def search(
 ) -> tuple[Witness | None, list[dict[str, Any]]]:
     """Iterate every start; returns a witness against uniqueness, and what each start did.
 
-    The search ends with the first pair that is proved. Without a proof it goes on, and the candidates furthest apart are returned.
+    The search ends with the first pair that is proved. Without a proof it goes on, and the
+    candidates furthest apart are returned.
     """
     known = [reached] if reached.converged else []
     log: list[dict[str, Any]] = []
@@ -296,7 +359,11 @@ def search(
 
     for name, start in starts:
         end = settle(step, start, steps=steps, distance=distance, name=name)
-        if start.numel() <= DENSE_LIMIT and hasattr(recurrence, "local_step") and 1e-13 < end.residual < 1e-2:
+        if (
+            start.numel() <= DENSE_LIMIT
+            and hasattr(recurrence, "local_step")
+            and 1e-13 < end.residual < 1e-2
+        ):
             end = newton(recurrence, context, end, distance=distance)
         away = measure(end.state, reached.state)
         log.append({"start": name, "residual": end.residual, "distance": away, "steps": end.steps})
@@ -309,17 +376,27 @@ def search(
             witness = judge.witness(other, end, gap)
             if witness is not None and witness.proved:
                 return witness, log
-            if witness is not None and (candidates is None or witness.distance > candidates.distance):
+            if witness is not None and (
+                candidates is None or witness.distance > candidates.distance
+            ):
                 candidates = witness
         known.append(end)
     return candidates, log
 
 
 class _Judge:
-    """What two settled states are: two fixed points, two candidates, or nothing. Work on a state is done once."""
+    """What two settled states are: two fixed points, two candidates, or nothing. Work on a state is
+    done once."""
 
-    def __init__(self, recurrence: Any, context: Any, enclosure: SheafEnclosure | None, distance: Distance) -> None:
-        self.recurrence, self.context, self.enclosure, self.distance = recurrence, context, enclosure, distance
+    def __init__(
+        self, recurrence: Any, context: Any, enclosure: SheafEnclosure | None, distance: Distance
+    ) -> None:
+        self.recurrence, self.context, self.enclosure, self.distance = (
+            recurrence,
+            context,
+            enclosure,
+            distance,
+        )
         self.proofs: dict[int, tuple[float, str] | None] = {}
         self.steps: dict[int, float | None] = {}
 
@@ -328,7 +405,8 @@ class _Judge:
         residuals = (first.residual, second.residual)
         proofs = [self._proof(s) for s in (first, second)]
         if proofs[0] is not None and proofs[1] is not None:
-            if (proofs[0][0] + proofs[1][0]) * (1 + 1e-9) + 1e-12 < gap * (1 - 1e-9):  # rounding of the radii and of the logarithms
+            # rounding of the radii and of the logarithms
+            if (proofs[0][0] + proofs[1][0]) * (1 + 1e-9) + 1e-12 < gap * (1 - 1e-9):
                 method = " and ".join(sorted({proofs[0][1], proofs[1][1]}))
                 return Witness(first.state, second.state, residuals, gap, True, method)
             return None  # the two proofs may speak of one fixed point
@@ -340,8 +418,13 @@ class _Judge:
             return Witness(first.state, second.state, residuals, gap, False, method)
         if steps[0] + steps[1] > NEWTON_SHARE * gap:
             return None  # both may belong to one fixed point, far from either
-        method = f"residuals at the limit of float64; Newton's next steps are {steps[0]:.1g} and {steps[1]:.1g} long"
-        return Witness(first.state, second.state, residuals, gap, False, method, (steps[0], steps[1]))
+        method = (
+            f"residuals at the limit of float64; Newton's next steps are {steps[0]:.1g} and "
+            f"{steps[1]:.1g} long"
+        )
+        return Witness(
+            first.state, second.state, residuals, gap, False, method, (steps[0], steps[1])
+        )
 
     def _proof(self, settled: Settled) -> tuple[float, str] | None:
         if self.enclosure is None:
@@ -352,5 +435,7 @@ class _Judge:
 
     def _step(self, settled: Settled) -> float | None:
         if id(settled) not in self.steps:
-            self.steps[id(settled)] = newton_step(self.recurrence, self.context, settled.state, distance=self.distance)
+            self.steps[id(settled)] = newton_step(
+                self.recurrence, self.context, settled.state, distance=self.distance
+            )
         return self.steps[id(settled)]

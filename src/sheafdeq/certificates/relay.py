@@ -1,11 +1,14 @@
-r"""The rule for :class:`~sheafdeq.models.sheaf_relay.SheafRelay` (Theorem 38), from the context's own numbers.
+r"""The rule for :class:`~sheafdeq.models.sheaf_relay.SheafRelay` (Theorem 38), from the context's
+own numbers.
 
-The map is affine, m -> F (gathered m) + B, so |J| is known: row e of |J| w is |F_e| times the gathered w. Weights
+The map is affine, m -> F (gathered m) + B, so |J| is known: row e of |J| w is |F_e| times the
+gathered w. Weights
 
     w <- 1 + |J| w / r,          r between the core's rate and one,
 
-grow along every path that does not turn back and stop growing, because |J| is nilpotent outside the core and contracts
-inside it. What is proved does not depend on how w was found: |J| w <= r w is checked entry by entry with rounding outward.
+grow along every path that does not turn back and stop growing, because |J| is nilpotent outside the
+core and contracts inside it. What is proved does not depend on how w was found: |J| w <= r w is
+checked entry by entry with rounding outward.
 """
 
 from __future__ import annotations
@@ -15,7 +18,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sheafdeq.certificates.certificate import Assumption, Certificate, Domain, Level, Metric, Verdict
+from sheafdeq.certificates.certificate import (
+    Assumption,
+    Certificate,
+    Domain,
+    Level,
+    Metric,
+    Verdict,
+)
 from sheafdeq.certificates.contraction import PLAIN
 from sheafdeq.certificates.examine import examine
 from sheafdeq.certificates.interval import scaled_up
@@ -25,7 +35,8 @@ from sheafdeq.models.sheaf_relay import RelayContext, SheafRelay
 __all__ = ["gathering_depth", "sheaf_relay"]
 
 ROUNDS = 100_000
-"""Rounds of the growing weights before giving up; a path of so many edges is longer than any solve here."""
+"""Rounds of the growing weights before giving up; a path of so many edges is longer than any solve
+here."""
 
 
 @rule(SheafRelay, modules=PLAIN)
@@ -38,7 +49,9 @@ def sheaf_relay(problem: Problem) -> Certificate:
     if problem.graph.num_nodes == 0:
         return examine(problem)
     rate = (1.0 + model.core_rate) / 2.0
-    linear = replace(context, transport=context.transport.abs(), origin=torch.zeros_like(context.origin))
+    linear = replace(
+        context, transport=context.transport.abs(), origin=torch.zeros_like(context.origin)
+    )
     weights = _weights(model, linear, rate)
     if weights is None:
         found = examine(problem)
@@ -48,7 +61,9 @@ def sheaf_relay(problem: Problem) -> Certificate:
     reached = float(scaled_up(image / weights, 2).max())
     if not reached < 1.0:
         found = examine(problem)
-        return replace(found, reason=f"the largest quotient |J| w / w is {reached:.6g}, not below 1")
+        return replace(
+            found, reason=f"the largest quotient |J| w / w is {reached:.6g}, not below 1"
+        )
     depth = gathering_depth(context)
     proved = {} if depth is None else {"steps to the exact equilibrium, from every start": depth}
     return Certificate(
@@ -79,9 +94,11 @@ def _weights(model: SheafRelay, linear: RelayContext, rate: float) -> Tensor | N
 
 
 def gathering_depth(context: RelayContext) -> int | None:
-    """Edges of the longest chain of gathering, which is the number of steps to the equilibrium; None when it closes on itself.
+    """Edges of the longest chain of gathering, which is the number of steps to the equilibrium;
+    None when it closes on itself.
 
-    Places that nothing gathers are settled after one step; a message is settled one step after all it gathers.
+    Places that nothing gathers are settled after one step; a message is settled one step after all
+    it gathers.
     """
     incidence, slots = context.incidence, context.slots
     place = incidence.target * slots + context.slot

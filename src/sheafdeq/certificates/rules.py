@@ -1,13 +1,16 @@
-"""Which argument is tried for which model: one rule for each model type, and users may bring their own.
+"""Which argument is tried for which model: one rule for each model type, and users may bring their
+own.
 
     @rule(MyModel)
     def my_rule(problem: Problem) -> Certificate: ...
 
-A rule receives everything in float64 and returns a :class:`Certificate`. It is looked up along the class hierarchy of the model,
-the most specific first; a model without a rule is examined without any theorem (:func:`~.examine.examine`) and never certified.
-Before any rule is asked, model, context and one step must be finite, and the model must be the one the rule was written for, or a
-subclass that overrides nothing the proof uses (:mod:`~.admission`). Where the arithmetic of a rule leaves the range of float64
-nothing is certified, and the reason is given: a finite model is never answered with an exception.
+A rule receives everything in float64 and returns a :class:`Certificate`. It is looked up along the
+class hierarchy of the model, the most specific first; a model without a rule is examined without
+any theorem (:func:`~.examine.examine`) and never certified. Before any rule is asked, model,
+context and one step must be finite, and the model must be the one the rule was written for, or a
+subclass that overrides nothing the proof uses (:mod:`~.admission`). Where the arithmetic of a rule
+leaves the range of float64 nothing is certified, and the reason is given: a finite model is never
+answered with an exception.
 """
 
 from __future__ import annotations
@@ -32,14 +35,17 @@ __all__ = ["EFFORTS", "Effort", "Problem", "Rule", "certify", "rule", "rule_for"
 
 @dataclass(frozen=True)
 class Effort:
-    """How hard to try. More effort finds more proofs and more second equilibria; it never changes what counts as one."""
+    """How hard to try. More effort finds more proofs and more second equilibria; it never changes
+    what counts as one."""
 
     name: str
     steps: int  # of each solve
     starts: int  # tried in the search for a second equilibrium
     ball_evaluations: int  # enclosures spent on the largest ball, for each choice of weights
     box_rounds: int  # enclosures spent on shrinking the global box
-    block_norms: bool  # spectral norms of all node blocks beside the entrywise bound; for certified models the measured rates
+    # spectral norms of all node blocks beside the entrywise bound; for certified models the
+    # measured rates
+    block_norms: bool
 
 
 EFFORTS = {
@@ -96,8 +102,9 @@ def rule(
 ) -> Callable[[Rule], Rule]:
     """Register a rule for model types (a decorator).
 
-    A subclass may override the names in ``free`` (beside :data:`~.admission.FREE`) and keeps the rule; overriding anything else
-    the class has loses it. ``modules`` and ``condition``: see :class:`~.admission.Scope`.
+    A subclass may override the names in ``free`` (beside :data:`~.admission.FREE`) and keeps the
+    rule; overriding anything else the class has loses it. ``modules`` and ``condition``: see
+    :class:`~.admission.Scope`.
     """
 
     def register(function: Rule) -> Rule:
@@ -114,7 +121,8 @@ def use_rule(kind: type, function: Rule, *, free: Iterable[str] = ()) -> None:
 
 
 def _registered(kind: type) -> _Registered | None:
-    from sheafdeq.certificates import contraction, relay  # the rules register themselves through this module
+    # the rules register themselves through this module
+    from sheafdeq.certificates import contraction, relay
 
     assert contraction.__name__
     assert relay.__name__
@@ -122,7 +130,8 @@ def _registered(kind: type) -> _Registered | None:
 
 
 def rule_for(kind: type) -> Rule:
-    """The rule of a model type: its own, else that of its nearest base class, else examination without a theorem.
+    """The rule of a model type: its own, else that of its nearest base class, else examination
+    without a theorem.
 
     :func:`certify` asks besides whether the rule applies: a subclass may have lost it.
     """
@@ -133,7 +142,8 @@ def rule_for(kind: type) -> Rule:
 
 
 FAILURES = (ArithmeticError, torch.linalg.LinAlgError, InputError)
-"""What the arithmetic of a proof may end in: a division by an interval around zero, an overflow, no eigenvalues, an empty box."""
+"""What the arithmetic of a proof may end in: a division by an interval around zero, an overflow, no
+eigenvalues, an empty box."""
 
 
 def certify(
@@ -147,15 +157,18 @@ def certify(
 ) -> Certificate:
     """What can be proved, or refuted, about this model on this graph.
 
-    The model and the graph are copied to float64 and evaluation mode; the statement is about the map with exactly these weights
-    and the prepared context's numbers, in exact arithmetic. ``equilibrium`` (n, c) is a state to examine instead of one found
-    here; ``with_rule`` overrides the registered rule (the caller answers for its applying to this model).
+    The model and the graph are copied to float64 and evaluation mode; the statement is about the
+    map with exactly these weights and the prepared context's numbers, in exact arithmetic.
+    ``equilibrium`` (n, c) is a state to examine instead of one found here; ``with_rule`` overrides
+    the registered rule (the caller answers for its applying to this model).
 
-    The same model, graph, effort and seed give the same certificate on the same machine with the same number of threads: every
-    start is drawn from ``seed``, and nothing else is random.
+    The same model, graph, effort and seed give the same certificate on the same machine with the
+    same number of threads: every start is drawn from ``seed``, and nothing else is random.
     """
     if not isinstance(model, EquilibriumModel):
-        raise InputError(f"{type(model).__name__} is not an equilibrium model: there is no iteration to certify")
+        raise InputError(
+            f"{type(model).__name__} is not an equilibrium model: there is no iteration to certify"
+        )
     if isinstance(effort, str):
         if effort not in EFFORTS:
             raise InputError(f"unknown effort {effort!r}: choose one of {', '.join(EFFORTS)}")
@@ -167,23 +180,34 @@ def certify(
     if equilibrium is not None:
         equilibrium = equilibrium.detach().to("cpu", torch.float64)
         if not bool(torch.isfinite(equilibrium).all()):
-            raise InputError("the equilibrium to examine has entries that are not finite: leave it out, or give finite numbers")
+            raise InputError(
+                "the equilibrium to examine has entries that are not finite: leave "
+                "it out, or give finite numbers"
+            )
     certificate = _judged(model, graph, equilibrium, effort, seed, with_rule)
     return replace(certificate, seconds=time.perf_counter() - started)
 
 
 def _judged(
-    model: EquilibriumModel, graph: Graph, equilibrium: Tensor | None, effort: Effort, seed: int, with_rule: Rule | None
+    model: EquilibriumModel,
+    graph: Graph,
+    equilibrium: Tensor | None,
+    effort: Effort,
+    seed: int,
+    with_rule: Rule | None,
 ) -> Certificate:
     """Admission, then the rule; whatever the arithmetic ends in is a reason, not an exception."""
     from sheafdeq.certificates.examine import examine
 
     def refused(reason: str) -> Certificate:
-        return Certificate(Verdict.NOT_CERTIFIED, Level.NONE, type(model).__name__, repr(graph), reason=reason)
+        return Certificate(
+            Verdict.NOT_CERTIFIED, Level.NONE, type(model).__name__, repr(graph), reason=reason
+        )
 
     found = None if with_rule is not None else _registered(type(model))
     objection = None if found is None else found.scope.objection(model)
-    failures: tuple[type[Exception], ...] = FAILURES if objection is None else (Exception,)  # foreign code may fail in any way
+    # foreign code may fail in any way
+    failures: tuple[type[Exception], ...] = FAILURES if objection is None else (Exception,)
     try:
         with torch.no_grad():
             context = model.prepare(graph)
@@ -191,7 +215,9 @@ def _judged(
     except failures as error:
         # A parameter that is not finite is the better reason than what it led to.
         reason = objection or not_finite(model, graph)
-        return refused(reason or f"preparing the graph, or the first step, ended in {_named(error)}")
+        return refused(
+            reason or f"preparing the graph, or the first step, ended in {_named(error)}"
+        )
     if reason is not None:
         return refused(reason)
     problem = Problem(model, graph, context, equilibrium, effort, seed)
@@ -201,7 +227,11 @@ def _judged(
     except failures as error:
         return refused(objection or f"the arithmetic of the proof ended in {_named(error)}")
     if objection is not None:
-        return replace(certificate, reason=objection, grounds=certificate.grounds if certificate.witness is not None else "")
+        return replace(
+            certificate,
+            reason=objection,
+            grounds=certificate.grounds if certificate.witness is not None else "",
+        )
     return certificate
 
 

@@ -1,27 +1,33 @@
-r"""What the SheafDEQ step can do anywhere in a box of states: enclosures of its values and of its Jacobian in log coordinates.
+r"""What the SheafDEQ step can do anywhere in a box of states: enclosures of its values and of its
+Jacobian in log coordinates.
 
-A box is given in log coordinates: |u - centre| <= radius * w entry by entry, u = log h, with positive weights w. With
+A box is given in log coordinates: |u - centre| <= radius * w entry by entry, u = log h, with
+positive weights w. With
 
-    z = row-normalised h,   s = W_src z_u + W_tgt z_v + b,   A = W_2 relu(s) + b_2,   F = A / ||A||_F,   y = W_1 h W_2,
-    x_v = y_v - (1/deg_v) sum F_t^T F_t y_v + sum w_e F_t^T F_s y_u,      T = tanh(x) + beta + B,
+    z = row-normalised h,   s = W_src z_u + W_tgt z_v + b,   A = W_2 relu(s) + b_2,   F = A /
+    ||A||_F,   y = W_1 h W_2, x_v = y_v - (1/deg_v) sum F_t^T F_t y_v + sum w_e F_t^T F_s y_u,
+    T = tanh(x) + beta + B,
 
 the chain rule gives d x / d u by factors each of which is enclosed over the box:
 
-    d z_a / d u_b = z_a (delta_ab - t_b),  t_b = z_b^p  (one row, p-norm; p = inf: t marks the largest entry),
-    d A = W_2 [s > 0] d s,   d F = (I - F F^T) / ||A||  d A,
-    d x = (direct, through y) + (through F_s) w F_t^T dF_s y_u + (through F_t) ...
+    d z_a / d u_b = z_a (delta_ab - t_b),  t_b = z_b^p  (one row, p-norm; p = inf: t marks the
+    largest entry), d A = W_2 [s > 0] d s,   d F = (I - F F^T) / ||A||  d A, d x = (direct, through
+    y) + (through F_s) w F_t^T dF_s y_u + (through F_t) ...
 
-Every quantity is bounded twice, by interval evaluation and by the mean value form (value at the centre plus slope bound times
-radius), and the bounds are intersected. Slopes are needed only through the weighted row sums sum_j |slope_ij| w_j, so a matrix
-product of intervals needs one matrix product (of midpoints) and matrix-vector products for the rest (:class:`Slope`). Then
-d log T / d u = [sech^2(x) / T] d x, and the scalar factor is maximised exactly:
-sech^2(x)/(tanh(x) + b) has its one maximum 2 (b - sqrt(b^2 - 1)) at tanh(x) = -b + sqrt(b^2 - 1).
+Every quantity is bounded twice, by interval evaluation and by the mean value form (value at the
+centre plus slope bound times radius), and the bounds are intersected. Slopes are needed only
+through the weighted row sums sum_j |slope_ij| w_j, so a matrix product of intervals needs one
+matrix product (of midpoints) and matrix-vector products for the rest (:class:`Slope`). Then d log T
+/ d u = [sech^2(x) / T] d x, and the scalar factor is maximised exactly: sech^2(x)/(tanh(x) + b) has
+its one maximum 2 (b - sqrt(b^2 - 1)) at tanh(x) = -b + sqrt(b^2 - 1).
 
-As the box shrinks to a point the enclosure tends to the Jacobian itself. Where a ReLU changes branch inside the box, both
-one-sided derivatives are enclosed, which is what the mean value argument along a segment needs (``docs/theory.md``, Lemma 4).
-Where a generated map may be below the norm at which it counts as zero, the step may jump: the rate is then infinite.
+As the box shrinks to a point the enclosure tends to the Jacobian itself. Where a ReLU changes
+branch inside the box, both one-sided derivatives are enclosed, which is what the mean value
+argument along a segment needs (``docs/theory.md``, Lemma 4). Where a generated map may be below the
+norm at which it counts as zero, the step may jump: the rate is then infinite.
 
-The numbers of the prepared context (drive, degrees, edge weights, edge part of the first layer) and the parameters are exact.
+The numbers of the prepared context (drive, degrees, edge weights, edge part of the first layer) and
+the parameters are exact.
 """
 
 from __future__ import annotations
@@ -76,7 +82,10 @@ class Slope:
     @cached_property
     def size(self) -> Tensor:
         """(k, m) upper bound of |midpoint| w."""
-        return scaled_up(torch.bmm(self.midpoint.abs(), self.weights.unsqueeze(2)).squeeze(2), self.weights.shape[1])
+        return scaled_up(
+            torch.bmm(self.midpoint.abs(), self.weights.unsqueeze(2)).squeeze(2),
+            self.weights.shape[1],
+        )
 
     @property
     def reach(self) -> Tensor:
@@ -87,8 +96,14 @@ class Slope:
         """L M for an interval matrix L (k, l, m)."""
         k = left.shape[-1]
         vector = self.spread + self.size * ((k + 4) * EPSILON)
-        spread = torch.bmm(left.midpoint.abs(), vector.unsqueeze(2)) + torch.bmm(left.radius, self.reach.unsqueeze(2))
-        return Slope(torch.bmm(left.midpoint, self.midpoint), scaled_up(spread.squeeze(2), 2 * k + 8), self.weights)
+        spread = torch.bmm(left.midpoint.abs(), vector.unsqueeze(2)) + torch.bmm(
+            left.radius, self.reach.unsqueeze(2)
+        )
+        return Slope(
+            torch.bmm(left.midpoint, self.midpoint),
+            scaled_up(spread.squeeze(2), 2 * k + 8),
+            self.weights,
+        )
 
     def __getitem__(self, index: Tensor) -> Slope:
         return Slope(self.midpoint[index], self.spread[index], self.weights[index])
@@ -136,7 +151,10 @@ class SheafEnclosure:
 
     def __init__(self, model: SheafDEQ, context: SheafContext, *, edges_at_once: int = 256) -> None:
         if context.drive.dtype != torch.float64:
-            raise InputError(f"certificates are computed in float64, got {context.drive.dtype}: use model.double()")
+            raise InputError(
+                f"certificates are computed in float64, got {context.drive.dtype}: "
+                "use model.double()"
+            )
         if not model.shift - 1.0 > 1e-9:
             raise InputError(f"enclosures need a shift of at least 1 + 1e-9, got {model.shift!r}")
         self.incidence = context.incidence
@@ -149,7 +167,10 @@ class SheafEnclosure:
         self.first_bias = first.bias.detach()
         last: list[Any] = [model.source_maps[2], model.target_maps[2]]
         self.second = [(layer.weight.detach(), layer.bias.detach()) for layer in last]
-        self.stalk_mixing, self.channel_mixing = model.stalk_mixing.detach(), model.channel_mixing.detach()
+        self.stalk_mixing, self.channel_mixing = (
+            model.stalk_mixing.detach(),
+            model.channel_mixing.detach(),
+        )
         self.half = self.first_bias.shape[0] // 2
         self.edges_at_once = edges_at_once
         pointer = self.incidence.pointer
@@ -158,41 +179,58 @@ class SheafEnclosure:
     # ------------------------------------------------------------------ public
 
     def invariant_box(self) -> tuple[Tensor, Tensor]:
-        """(log centre, log half width) of [beta - 1, beta + 1 + B], where every iterate after the first lies."""
-        offset = Interval.point(self.drive) + Interval.point(torch.full_like(self.drive, self.shift))
+        """(log centre, log half width) of [beta - 1, beta + 1 + B], where every iterate after the
+        first lies."""
+        offset = Interval.point(self.drive) + Interval.point(
+            torch.full_like(self.drive, self.shift)
+        )
         one = Interval.point(torch.ones_like(self.drive))
         lower = Interval.point(torch.full_like(self.drive, self.shift)) - one
         box = lower.hull(offset + one).log()
         return box.midpoint, box.radius
 
     @torch.no_grad()
-    def over(self, centre: Tensor, weights: Tensor, radius: float = 0.0, *, keep_slopes: bool = False) -> Enclosed:
-        """The step and its log Jacobian over ``|log h - centre| <= radius * weights``; (n, c) each, weights positive.
+    def over(
+        self, centre: Tensor, weights: Tensor, radius: float = 0.0, *, keep_slopes: bool = False
+    ) -> Enclosed:
+        """The step and its log Jacobian over ``|log h - centre| <= radius * weights``; (n, c) each,
+        weights positive.
 
-        ``radius=0`` asks about the one point ``exp(centre)``. ``keep_slopes`` stores the (n + e) blocks of size c x c as well.
+        ``radius=0`` asks about the one point ``exp(centre)``. ``keep_slopes`` stores the (n + e)
+        blocks of size c x c as well.
         """
         width = scaled_up(weights * radius, 2) if radius > 0 else torch.zeros_like(centre)
         box = self._nodes(Interval(centre, width).exp())
         middle = self._nodes(Interval.point(centre).exp())
-        slopes = [self._hidden_slope(box, weight, weights) for weight in (self.first_source, self.first_target)]
+        slopes = [
+            self._hidden_slope(box, weight, weights)
+            for weight in (self.first_source, self.first_target)
+        ]
         # W_src z and W_tgt z once more, by the mean value form.
         box = replace(
             box,
-            source_hidden=box.source_hidden.intersect(_mean_value(middle.source_hidden, slopes[0].reach, radius)),
-            target_hidden=box.target_hidden.intersect(_mean_value(middle.target_hidden, slopes[1].reach, radius)),
+            source_hidden=box.source_hidden.intersect(
+                _mean_value(middle.source_hidden, slopes[0].reach, radius)
+            ),
+            target_hidden=box.target_hidden.intersect(
+                _mean_value(middle.target_hidden, slopes[1].reach, radius)
+            ),
         )
         n, e, c, d = self.incidence.num_targets, len(self.incidence.source), self.c, self.d
         grams, grams_middle = self._sum(n, d, d), self._sum(n, d, d)
         received, received_middle = self._sum(n, c), self._sum(n, c)
         own, own_size, own_spread = self._sum(n, c, c), self._sum(n, c), self._sum(n, c)
         reach, spread = self._sum(n, c), self._sum(n, c)
-        jumps = torch.zeros(n, dtype=torch.bool)  # nodes with a map that may be zero or not within the box
+        # nodes with a map that may be zero or not within the box
+        jumps = torch.zeros(n, dtype=torch.bool)
         kept = self.drive.new_zeros(e, c, c) if keep_slopes else None
         for start in range(0, e, self.edges_at_once):
             part = slice(start, min(start + self.edges_at_once, e))
             source, target = self.incidence.source[part], self.incidence.target[part]
             at_middle = self._edges(middle, part)
-            at_box, to_source, to_target = self._edges_with_slopes(box, at_middle, slopes, radius, part)
+            at_box, to_source, to_target = self._edges_with_slopes(
+                box, at_middle, slopes, radius, part
+            )
             jumps[target[_jumps(at_box.raw[0]) | _jumps(at_box.raw[1])]] = True
             for nodes, edges, messages, diagonals in (
                 (middle, at_middle, received_middle, grams_middle),
@@ -204,7 +242,9 @@ class SheafEnclosure:
             through_maps = self._map_slopes(box, at_box, part)  # (k, c, 2 d d)
             indirect = to_source.times(through_maps)
             direct = self._value_slope(box, at_box, source, weights, part)
-            edge = Slope(indirect.midpoint + direct.midpoint, indirect.spread + direct.spread, direct.weights)
+            edge = Slope(
+                indirect.midpoint + direct.midpoint, indirect.spread + direct.spread, direct.weights
+            )
             # The rounding of the sum of midpoints is at most 2^-53 of either size.
             rounding = EPSILON * (indirect.size + direct.size)
             reach.add(target, Interval.point(edge.reach + rounding))
@@ -215,17 +255,25 @@ class SheafEnclosure:
             own.total.index_add_(0, target, back.midpoint)
             own_size.add(target, Interval.point(back.size))
             own_spread.add(target, Interval.point(back.spread))
-        direct = self._kronecker(matmul(self._diagonal(grams), self.stalk_mixing), box.state, weights)
+        direct = self._kronecker(
+            matmul(self._diagonal(grams), self.stalk_mixing), box.state, weights
+        )
         diagonal = own.total + direct.midpoint
         rounding = (self.deepest + 8) * EPSILON * (own_size.interval.upper + direct.size)
         diagonal_spread = scaled_up(own_spread.interval.upper + direct.spread + rounding, 4)
         diagonal_slope = Slope(diagonal, diagonal_spread, weights)
-        total_reach = scaled_up(diagonal_slope.reach + reach.interval.upper, 2).masked_fill(jumps.unsqueeze(1), torch.inf)
+        total_reach = scaled_up(diagonal_slope.reach + reach.interval.upper, 2).masked_fill(
+            jumps.unsqueeze(1), torch.inf
+        )
         total_spread = scaled_up(diagonal_spread + spread.interval.upper, 2)
         drift = received.interval + matmul(self._diagonal(grams), box.values).view(n, c)
-        drift_middle = received_middle.interval + matmul(self._diagonal(grams_middle), middle.values).view(n, c)
+        drift_middle = received_middle.interval + matmul(
+            self._diagonal(grams_middle), middle.values
+        ).view(n, c)
         if radius > 0:
-            by_slope = drift.intersect(_mean_value(drift_middle, total_reach.clamp(max=1e200), radius))
+            by_slope = drift.intersect(
+                _mean_value(drift_middle, total_reach.clamp(max=1e200), radius)
+            )
             drift = _choose(jumps.unsqueeze(1), drift, by_slope)
         gain, image = self._output(drift)
         return Enclosed(
@@ -240,7 +288,8 @@ class SheafEnclosure:
 
     @torch.no_grad()
     def image(self, centre: Tensor, width: Tensor) -> Interval:
-        """T over the box by interval evaluation alone (no Jacobian): cheap, and enough at a point."""
+        """T over the box by interval evaluation alone (no Jacobian): cheap, and enough at a
+        point."""
         nodes = self._nodes(Interval(centre, width).exp())
         n, e = self.incidence.num_targets, len(self.incidence.source)
         received, grams = self._sum(n, self.c), self._sum(n, self.d, self.d)
@@ -262,9 +311,16 @@ class SheafEnclosure:
         else:
             z, t = state, None
         bias = Interval.point(self.first_bias.expand(len(state.midpoint), -1))
-        values = matmul(matmul(self.stalk_mixing, state.view(-1, self.d, self.q)), self.channel_mixing)
+        values = matmul(
+            matmul(self.stalk_mixing, state.view(-1, self.d, self.q)), self.channel_mixing
+        )
         return _Nodes(
-            state, z, t, matmul(z, self.first_source.T), matmul(z, self.first_target.T) + bias, values
+            state,
+            z,
+            t,
+            matmul(z, self.first_source.T),
+            matmul(z, self.first_target.T) + bias,
+            values,
         )
 
     def _hidden_slope(self, nodes: _Nodes, weight: Tensor, weights: Tensor) -> Slope:
@@ -297,7 +353,8 @@ class SheafEnclosure:
     def _edges_with_slopes(
         self, nodes: _Nodes, middle: _Edges, slopes: list[Slope], radius: float, part: slice
     ) -> tuple[_Edges, Slope, Slope]:
-        """Enclosures over the box, and d (F_s, F_t) / d u of the source node and of the target node: (k, 2 d d, c) each."""
+        """Enclosures over the box, and d (F_s, F_t) / d u of the source node and of the target
+        node: (k, 2 d d, c) each."""
         source, target = self.incidence.source[part], self.incidence.target[part]
         plain = self._edges(nodes, part)
         from_source, from_target = slopes[0][source], slopes[1][target]
@@ -307,14 +364,23 @@ class SheafEnclosure:
         map_slopes: list[tuple[Slope, Slope]] = []
         for i, (weight, _) in enumerate(self.second):
             columns = slice(i * self.half, (i + 1) * self.half)
-            gate = active[:, columns].map(lambda t: t.unsqueeze(1)).scale(weight.unsqueeze(0))  # (k, d d, h)
-            to_source, to_target = from_source.rows(columns).times(gate), from_target.rows(columns).times(gate)
-            raw = plain.raw[i].intersect(_mean_value(middle.raw[i], to_source.reach + to_target.reach, radius))
+            # (k, d d, h)
+            gate = active[:, columns].map(lambda t: t.unsqueeze(1)).scale(weight.unsqueeze(0))
+            to_source, to_target = (
+                from_source.rows(columns).times(gate),
+                from_target.rows(columns).times(gate),
+            )
+            raw = plain.raw[i].intersect(
+                _mean_value(middle.raw[i], to_source.reach + to_target.reach, radius)
+            )
             unit = _unit(raw)
             projection = _projection(raw, unit)
             to_source, to_target = to_source.times(projection), to_target.times(projection)
-            by_slope = unit.intersect(_mean_value(middle.maps[i], to_source.reach + to_target.reach, radius))
-            unit = _choose(_jumps(raw).unsqueeze(1), unit, by_slope)  # a jump has no mean value form
+            by_slope = unit.intersect(
+                _mean_value(middle.maps[i], to_source.reach + to_target.reach, radius)
+            )
+            # a jump has no mean value form
+            unit = _choose(_jumps(raw).unsqueeze(1), unit, by_slope)
             raws.append(raw)
             maps.append(unit)
             map_slopes.append((to_source, to_target))
@@ -330,7 +396,9 @@ class SheafEnclosure:
         source_map, target_map = self._square(edges.maps[0]), self._square(edges.maps[1])
         weight = self.incidence.edge_weight[part, None, None]
         message = matmul(matmul(target_map.mT, source_map).scale(weight), nodes.values[source])
-        gram = _scaled_by_inverse(matmul(target_map.mT, target_map), self.incidence.degree[target, None, None])
+        gram = _scaled_by_inverse(
+            matmul(target_map.mT, target_map), self.incidence.degree[target, None, None]
+        )
         return message.view(-1, self.c), gram
 
     def _diagonal(self, grams: _Sum) -> Interval:
@@ -363,18 +431,28 @@ class SheafEnclosure:
         through_source = outer(target_map.scale(weight), y_source)
         incoming = matmul(source_map, y_source).scale(weight)  # (k, d, q): w F_s y_u
         outgoing = _scaled_by_inverse(matmul(target_map, y_target), degree)  # F_t y_v / deg
-        column = (incoming - outgoing).map(lambda t: t.transpose(1, 2)[:, None, :, :, None])  # ., c, a, .
+        # ., c, a, .
+        column = (incoming - outgoing).map(lambda t: t.transpose(1, 2)[:, None, :, :, None])
         selected = column.scale(eye.view(1, d, 1, 1, d))  # delta(alpha, b)
         through_target = selected - outer(_scaled_by_inverse(target_map, degree), y_target)
         return Interval(
-            torch.cat([t.midpoint.reshape(k, d * q, d * d) for t in (through_source, through_target)], dim=2),
-            torch.cat([t.radius.reshape(k, d * q, d * d) for t in (through_source, through_target)], dim=2),
+            torch.cat(
+                [t.midpoint.reshape(k, d * q, d * d) for t in (through_source, through_target)],
+                dim=2,
+            ),
+            torch.cat(
+                [t.radius.reshape(k, d * q, d * d) for t in (through_source, through_target)], dim=2
+            ),
         )
 
-    def _value_slope(self, nodes: _Nodes, edges: _Edges, source: Tensor, weights: Tensor, part: slice) -> Slope:
+    def _value_slope(
+        self, nodes: _Nodes, edges: _Edges, source: Tensor, weights: Tensor, part: slice
+    ) -> Slope:
         """(k, c, c) d x / d u_source with the maps held: (w F_t^T F_s W_1) (x) W_2^T diag(h)."""
         source_map, target_map = self._square(edges.maps[0]), self._square(edges.maps[1])
-        block = matmul(matmul(target_map.mT, source_map), self.stalk_mixing).scale(self.incidence.edge_weight[part, None, None])
+        block = matmul(matmul(target_map.mT, source_map), self.stalk_mixing).scale(
+            self.incidence.edge_weight[part, None, None]
+        )
         return self._kronecker(block, nodes.state[source], weights[source])
 
     def _kronecker(self, block: Interval, state: Interval, weights: Tensor) -> Slope:
@@ -382,22 +460,34 @@ class SheafEnclosure:
         d, q = self.d, self.q
         k = len(weights)
         right = state.midpoint.view(k, d, 1, q) * self.channel_mixing.T  # (k, gamma, c, l)
-        midpoint = block.midpoint.view(k, d, 1, d, 1) * right.permute(0, 2, 1, 3).unsqueeze(1)  # (k, alpha, c, gamma, l)
-        # sum_l |W_2[l, c]| h w and the same with the radius of h: what a row sum needs of the right factor.
+        # (k, alpha, c, gamma, l)
+        midpoint = block.midpoint.view(k, d, 1, d, 1) * right.permute(0, 2, 1, 3).unsqueeze(1)
+        # sum_l |W_2[l, c]| h w and the same with the radius of h: what a row sum needs of the right
+        # factor.
         mixing = self.channel_mixing.abs()
         size = torch.matmul((state.midpoint.abs() * weights).view(k, d, q), mixing)  # (k, gamma, c)
         wide = torch.matmul((state.radius * weights).view(k, d, q), mixing)
-        spread = block.midpoint.abs() @ (wide + 8 * EPSILON * size) + block.radius @ (size + wide)  # (k, alpha, c)
-        return Slope(midpoint.reshape(k, d * q, d * q), scaled_up(spread.reshape(k, d * q), 2 * (d + q) + 16), weights)
+        # (k, alpha, c)
+        spread = block.midpoint.abs() @ (wide + 8 * EPSILON * size) + block.radius @ (size + wide)
+        return Slope(
+            midpoint.reshape(k, d * q, d * q),
+            scaled_up(spread.reshape(k, d * q), 2 * (d + q) + 16),
+            weights,
+        )
 
     # ------------------------------------------------------------------ output
 
     def _output(self, drift: Interval) -> tuple[Interval, Interval]:
         """sech^2(x)/T and T for x in ``drift``."""
-        offset = Interval.point(self.drive) + Interval.point(torch.full_like(self.drive, self.shift))  # b = beta + B
+        # b = beta + B
+        offset = Interval.point(self.drive) + Interval.point(
+            torch.full_like(self.drive, self.shift)
+        )
         tau = drift.tanh()
         image = tau + offset
-        positive = Interval.between(torch.maximum(image.lower, offset.lower - 1.0).clamp(min=1e-12), image.upper)
+        positive = Interval.between(
+            torch.maximum(image.lower, offset.lower - 1.0).clamp(min=1e-12), image.upper
+        )
         one = Interval.point(torch.ones_like(self.drive))
 
         def gain_at(value: Tensor) -> Interval:
@@ -410,15 +500,19 @@ class SheafEnclosure:
         root = (offset.square() - one).sqrt()
         peak = one.divide_by_positive(offset + root)  # b - sqrt(b^2 - 1) = -tau*
         peak_inside = (tau.lower <= -peak.lower) & (tau.upper >= -peak.upper)
-        upper = torch.where(peak_inside, torch.maximum(at_ends.upper, 2.0 * peak.upper), at_ends.upper)
+        upper = torch.where(
+            peak_inside, torch.maximum(at_ends.upper, 2.0 * peak.upper), at_ends.upper
+        )
         return Interval.between(at_ends.lower.clamp(min=0), upper), positive
+
 
 # ---------------------------------------------------------------------- pieces
 
 
 @dataclass(frozen=True, eq=False)
 class _Sum:
-    """Edge intervals added up at their targets; every term brings its share of the rounding of at most ``terms`` additions."""
+    """Edge intervals added up at their targets; every term brings its share of the rounding of at
+    most ``terms`` additions."""
 
     total: Tensor
     radius: Tensor
@@ -426,7 +520,9 @@ class _Sum:
 
     def add(self, target: Tensor, values: Interval) -> None:
         self.total.index_add_(0, target, values.midpoint)
-        self.radius.index_add_(0, target, values.radius + (self.terms + 4) * EPSILON * values.midpoint.abs())
+        self.radius.index_add_(
+            0, target, values.radius + (self.terms + 4) * EPSILON * values.midpoint.abs()
+        )
 
     @property
     def interval(self) -> Interval:
@@ -439,11 +535,18 @@ def _mean_value(middle: Interval, reach: Tensor, radius: float) -> Interval:
 
 
 def _choose(condition: Tensor, yes: Interval, no: Interval) -> Interval:
-    return Interval(torch.where(condition, yes.midpoint, no.midpoint), torch.where(condition, yes.radius, no.radius))
+    return Interval(
+        torch.where(condition, yes.midpoint, no.midpoint),
+        torch.where(condition, yes.radius, no.radius),
+    )
 
 
 def _stacked(parts: list[Slope]) -> Slope:
-    return Slope(torch.cat([p.midpoint for p in parts], 1), torch.cat([p.spread for p in parts], 1), parts[0].weights)
+    return Slope(
+        torch.cat([p.midpoint for p in parts], 1),
+        torch.cat([p.spread for p in parts], 1),
+        parts[0].weights,
+    )
 
 
 def _scaled_by_inverse(x: Interval, divisor: Tensor) -> Interval:
@@ -452,10 +555,13 @@ def _scaled_by_inverse(x: Interval, divisor: Tensor) -> Interval:
 
 
 def _normalised(rows: Interval, order: float) -> tuple[Interval, Interval]:
-    """z = h / ||h||_p of positive rows (n, d, q), and t = z^p; each entry is monotone in every h, so the ends are exact."""
+    """z = h / ||h||_p of positive rows (n, d, q), and t = z^p; each entry is monotone in every h,
+    so the ends are exact."""
     low, high = rows.lower, rows.upper
     if not bool((low > ROW_GUARD).all()):
-        raise InputError(f"the box reaches {float(low.min()):.3g}: enclosures need states above {ROW_GUARD:g}")
+        raise InputError(
+            f"the box reaches {float(low.min()):.3g}: enclosures need states above {ROW_GUARD:g}"
+        )
     q = low.shape[-1]
     if order == float("inf"):
         others_low, others_high = _largest_other(low), _largest_other(high)
@@ -463,7 +569,9 @@ def _normalised(rows: Interval, order: float) -> tuple[Interval, Interval]:
             (low / torch.maximum(low, others_high)) * (1 - 4 * EPSILON),
             (high / torch.maximum(high, others_low)).mul(1 + 4 * EPSILON).clamp(max=1.0),
         )
-        share = Interval.between((low > others_high).to(low.dtype), (high >= others_low).to(low.dtype))
+        share = Interval.between(
+            (low > others_high).to(low.dtype), (high >= others_low).to(low.dtype)
+        )
         return z, share
     others = torch.ones(q, q, dtype=low.dtype) - torch.eye(q, dtype=low.dtype)
     powers = rows.power(order)
@@ -508,12 +616,15 @@ def _silent(raw: Interval) -> Tensor:
 
 
 def _unit(raw: Interval) -> Interval:
-    """F = A / ||A||_F, zero below the guard: the exact range of every entry, given the ranges of all.
+    """F = A / ||A||_F, zero below the guard: the exact range of every entry, given the ranges of
+    all.
 
     A_a / sqrt(A_a^2 + r) increases in A_a; it falls with r where A_a > 0 and grows where A_a < 0.
     """
     size = raw.shape[1]
-    others = torch.ones(size, size, dtype=raw.midpoint.dtype) - torch.eye(size, dtype=raw.midpoint.dtype)
+    others = torch.ones(size, size, dtype=raw.midpoint.dtype) - torch.eye(
+        size, dtype=raw.midpoint.dtype
+    )
     rest_low = (raw.mignitude.square() @ others) * (1 - (size + 8) * EPSILON)
     rest_high = (raw.magnitude.square() @ others) * (1 + (size + 8) * EPSILON)
     low, high = raw.lower, raw.upper
@@ -533,9 +644,12 @@ def _unit(raw: Interval) -> Interval:
 
 
 def _projection(raw: Interval, unit: Interval) -> Interval:
-    """(k, m, m) the derivative (I - F F^T) / ||A||_F of the normalisation, zero where the map is."""
+    """(k, m, m) the derivative (I - F F^T) / ||A||_F of the normalisation, zero where the map
+    is."""
     size = raw.shape[1]
-    eye = Interval.point(torch.eye(size, dtype=raw.midpoint.dtype).expand(len(raw.midpoint), size, size))
+    eye = Interval.point(
+        torch.eye(size, dtype=raw.midpoint.dtype).expand(len(raw.midpoint), size, size)
+    )
     outer = unit.map(lambda t: t.unsqueeze(2)) * unit.map(lambda t: t.unsqueeze(1))
     diagonal = torch.eye(size, dtype=torch.bool)
     squares = unit.square()
@@ -544,6 +658,9 @@ def _projection(raw: Interval, unit: Interval) -> Interval:
         torch.where(diagonal, torch.diag_embed(squares.radius), outer.radius),
     )
     norm = _norm(raw)
-    least, most = norm.lower.clamp(min=0.5 * MAP_GUARD).view(-1, 1, 1), norm.upper.clamp(min=MAP_GUARD).view(-1, 1, 1)
+    least, most = (
+        norm.lower.clamp(min=0.5 * MAP_GUARD).view(-1, 1, 1),
+        norm.upper.clamp(min=MAP_GUARD).view(-1, 1, 1),
+    )
     silent = _silent(raw).unsqueeze(2)
     return (eye - outer).divide_between(least, most).map(lambda t: t.masked_fill(silent, 0.0))

@@ -1,8 +1,8 @@
 """The command line. Every module in this folder that defines ``configure`` is one command.
 
-Exit codes: 0 the work was done; 1 it failed (did not converge, a file was corrupt, the disk is full, ...); 2 the command
-line itself was wrong. Nothing prints a traceback: every failure is one line. Set ``SHEAFDEQ_DEBUG=1`` to see where it
-came from.
+Exit codes: 0 the work was done; 1 it failed (did not converge, a file was corrupt, the disk is
+full, ...); 2 the command line itself was wrong. Nothing prints a traceback: every failure is one
+line. Set ``SHEAFDEQ_DEBUG=1`` to see where it came from.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def build_parser() -> argparse.ArgumentParser:
     """The complete parser, one sub-parser for each command module."""
     parser = Parser(
         prog="sheafdeq",
-        description="Graph neural networks that settle: train, examine, certify and run them asynchronously.",
+        description="Graph neural networks that settle: train, examine, certify and run them "
+        "asynchronously.",
     )
     parser.add_argument("--version", action="version", version=f"sheafdeq {sheafdeq.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
@@ -65,10 +66,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def fail(error: Exception) -> int:
-    """Name an error in one line and return the exit code; with ``SHEAFDEQ_DEBUG`` raise it again."""
+    """Name an error in one line and return the exit code; with ``SHEAFDEQ_DEBUG`` raise it
+    again."""
     if os.environ.get(DEBUG_VARIABLE):
         raise error
-    lines = describe(error).splitlines() or [type(error).__name__]  # a list of missing files has several
+    # a list of missing files has several
+    lines = describe(error).splitlines() or [type(error).__name__]
     print("sheafdeq: " + "\n".join(map(printable, lines)), file=sys.stderr)
     return 2 if isinstance(error, UsageError) else 1
 
@@ -82,17 +85,24 @@ def describe(error: Exception) -> str:
         name = "" if error.filename is None else f"{os.fspath(error.filename)!s}: "
         return f"{name}{error.strerror or str(error) or type(error).__name__}"
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-        return f"not enough memory ({' '.join(str(error).split())[:200] or 'no details'}): choose smaller sizes"
+        return (
+            f"not enough memory ({' '.join(str(error).split())[:200] or 'no details'}): "
+            "choose smaller sizes"
+        )
     if isinstance(error, RecursionError):
         return f"something in the input nests too deeply ({hint})"
     if isinstance(error, ImportError):
         return f"a package is missing: {error} ({hint})"
     text = " ".join(str(error).split())
-    return f"unexpected {type(error).__name__}: {text[:500]} (a defect of sheafdeq: please report it; {hint})"
+    return (
+        f"unexpected {type(error).__name__}: {text[:500]} (a defect of sheafdeq: please "
+        f"report it; {hint})"
+    )
 
 
 def _complete(parser: argparse.ArgumentParser) -> None:
-    """Answer the shell's completion, if it is asking and ``argcomplete`` (extra ``completion``) is there."""
+    """Answer the shell's completion, if it is asking and ``argcomplete`` (extra ``completion``) is
+    there."""
     if "_ARGCOMPLETE" in os.environ:
         try:
             import argcomplete

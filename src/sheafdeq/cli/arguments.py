@@ -1,6 +1,7 @@
 """The words of a command line: parsers that answer in one line, and typed values.
 
-A wrong word is one line on standard error and exit code 2. Names that do not exist are answered with the nearest ones.
+A wrong word is one line on standard error and exit code 2. Names that do not exist are answered
+with the nearest ones.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {printable(text)} (see {self.prog} --help)\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Words left over are refused where they were written, by the command that knows its own options."""
+        """Words left over are refused where they were written, by the command that knows its own
+        options."""
         namespace, rest = super().parse_known_args(args, namespace)
         if rest:
             known = [word for action in self._actions for word in action.option_strings]
@@ -47,7 +49,10 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             known = [str(choice) for choice in action.choices]
-            raise argparse.ArgumentError(action, f"there is no {value!r}{suggestion(value, known)}. Choose from: {', '.join(known)}")
+            raise argparse.ArgumentError(
+                action,
+                f"there is no {value!r}{suggestion(value, known)}. Choose from: {', '.join(known)}",
+            )
 
 
 # ---------------------------------------------------------------------- values
@@ -62,13 +67,17 @@ def whole_number(low: int = 1, high: int = 10**9) -> Callable[[str], int]:
         except ValueError:
             value = None
         if value is None or not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"must be a whole number from {low:,} to {high:,}, got {text[:40]!r}")
+            raise argparse.ArgumentTypeError(
+                f"must be a whole number from {low:,} to {high:,}, got {text[:40]!r}"
+            )
         return value
 
     return convert
 
 
-def real_number(low: float = -math.inf, high: float = math.inf, *, above: bool = False) -> Callable[[str], float]:
+def real_number(
+    low: float = -math.inf, high: float = math.inf, *, above: bool = False
+) -> Callable[[str], float]:
     """A finite number within limits; ``above`` leaves the lower limit itself out."""
 
     def convert(text: str) -> float:
@@ -77,9 +86,13 @@ def real_number(low: float = -math.inf, high: float = math.inf, *, above: bool =
         except ValueError:
             value = math.nan
         if not math.isfinite(value) or not low <= value <= high or (above and value == low):
-            bounds = [f"above {low:g}" if above else f"of at least {low:g}"] if low > -math.inf else []
+            bounds = (
+                [f"above {low:g}" if above else f"of at least {low:g}"] if low > -math.inf else []
+            )
             bounds += [f"at most {high:g}"] if high < math.inf else []
-            raise argparse.ArgumentTypeError(f"must be a finite number {', '.join(bounds)}".rstrip() + f", got {text[:40]!r}")
+            raise argparse.ArgumentTypeError(
+                f"must be a finite number {', '.join(bounds)}".rstrip() + f", got {text[:40]!r}"
+            )
         return value
 
     return convert
@@ -97,7 +110,10 @@ def seed_number(text: str) -> int:
 def present_folder(text: str) -> str:
     """A folder that is there."""
     if not _is_folder(text):
-        raise argparse.ArgumentTypeError(f"{text[:200]!r} is not a folder" + ("" if _exists(text) else ": there is nothing of that name"))
+        raise argparse.ArgumentTypeError(
+            f"{text[:200]!r} is not a folder"
+            + ("" if _exists(text) else ": there is nothing of that name")
+        )
     return text
 
 
@@ -106,7 +122,9 @@ def output_folder(text: str) -> str:
     for place in [Path(text), *Path(text).parents]:
         if _exists(str(place)):
             if not _is_folder(str(place)):
-                raise argparse.ArgumentTypeError(f"{str(place)[:200]!r} is a file, a folder is needed")
+                raise argparse.ArgumentTypeError(
+                    f"{str(place)[:200]!r} is a file, a folder is needed"
+                )
             break
     return text
 
@@ -118,7 +136,9 @@ def _exists(text: str) -> bool:
         return False
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise argparse.ArgumentTypeError(f"{text[:80]!r} cannot be used as a path ({reason})") from error
+        raise argparse.ArgumentTypeError(
+            f"{text[:80]!r} cannot be used as a path ({reason})"
+        ) from error
     return True
 
 

@@ -7,7 +7,14 @@ import sys
 from typing import Any
 
 from sheafdeq.cli.arguments import real_number, seed_number, share, whole_number
-from sheafdeq.cli.subject import FINITE_HORIZON, Subject, add_subject_options, command_line, subjects, write_record
+from sheafdeq.cli.subject import (
+    FINITE_HORIZON,
+    Subject,
+    add_subject_options,
+    command_line,
+    subjects,
+    write_record,
+)
 from sheafdeq.errors import UsageError
 
 PAPER_REFERENCES = {"sheafdeq": "finite:420", "sheafdeq-no-norm": "finite:500"}
@@ -18,8 +25,10 @@ def configure(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "async",
-        help="run trained recurrences under bounded staleness and compare with the synchronous prediction",
-        description="Simulate partial asynchronism in virtual time and report d_out, the relative Frobenius discrepancy of the "
+        help="run trained recurrences under bounded staleness and compare with the synchronous "
+        "prediction",
+        description="Simulate partial asynchronism in virtual time and report d_out, the relative "
+        "Frobenius discrepancy of the "
         "outputs from the synchronous reference: median [min, max] over sampled schedules.",
     )
     add_subject_options(parser, graph="0")
@@ -30,36 +39,88 @@ def configure(commands: Any) -> None:
         default=["1,0", "2,1", "5,2", "8,4"],
         help="update window and largest delay, in slots (default 1,0 2,1 5,2 8,4)",
     )
-    parser.add_argument("--samples", type=whole_number(1, 10**6), default=20, help="schedules of each kind (default 20)")
-    parser.add_argument("--work", type=real_number(0, 1e9, above=True), default=500, help="mean updates a node (default 500)")
+    parser.add_argument(
+        "--samples",
+        type=whole_number(1, 10**6),
+        default=20,
+        help="schedules of each kind (default 20)",
+    )
+    parser.add_argument(
+        "--work",
+        type=real_number(0, 1e9, above=True),
+        default=500,
+        help="mean updates a node (default 500)",
+    )
     parser.add_argument(
         "--reference",
         default="converged",
-        help="synchronous reference: converged (default), finite:K, or paper (420 iterations; 500 without pre-norm)",
+        help="synchronous reference: converged (default), finite:K, or paper (420 iterations; 500 "
+        "without pre-norm)",
     )
     parser.add_argument(
-        "--reference-steps", type=whole_number(1, 10**8), default=5000,
+        "--reference-steps",
+        type=whole_number(1, 10**8),
+        default=5000,
         help="iterations before it is given up (default 5000)",
     )
     parser.add_argument(
-        "--tolerance", type=real_number(0, above=True), default=1e-6,
+        "--tolerance",
+        type=real_number(0, above=True),
+        default=1e-6,
         help="relative update that counts as converged (default 1e-6)",
     )
-    parser.add_argument("--seed", type=seed_number, default=0, help="seed of the first schedule (default 0)")
-    parser.add_argument("--loss", type=share, default=0.0, metavar="P", help="share of messages lost")
-    parser.add_argument("--duplication", type=share, default=0.0, metavar="P", help="share of messages delivered twice")
-    parser.add_argument("--reordering", action="store_true", help="receivers read what arrived last, not what is newest")
     parser.add_argument(
-        "--limit", type=whole_number(1, 10**6), default=64,
+        "--seed", type=seed_number, default=0, help="seed of the first schedule (default 0)"
+    )
+    parser.add_argument(
+        "--loss", type=share, default=0.0, metavar="P", help="share of messages lost"
+    )
+    parser.add_argument(
+        "--duplication",
+        type=share,
+        default=0.0,
+        metavar="P",
+        help="share of messages delivered twice",
+    )
+    parser.add_argument(
+        "--reordering",
+        action="store_true",
+        help="receivers read what arrived last, not what is newest",
+    )
+    parser.add_argument(
+        "--limit",
+        type=whole_number(1, 10**6),
+        default=64,
         help="slots without news before a lossy link retransmits (default 64)",
     )
-    parser.add_argument("--sleep", type=share, default=0.0, metavar="P", help="chance that a node falls asleep after an update")
-    parser.add_argument("--sleep-slots", type=whole_number(0, 10**6), default=0, metavar="N", help="longest sleep, in slots")
-    parser.add_argument("--faults", action="store_true", help="instead of --schedules: a list of unreliable channels at (5, 2)")
-    parser.add_argument("--tau-sweep", action="store_true", help="instead of --schedules: (1, tau) for tau = 0, 1, 2, 4, ..., 64")
+    parser.add_argument(
+        "--sleep",
+        type=share,
+        default=0.0,
+        metavar="P",
+        help="chance that a node falls asleep after an update",
+    )
+    parser.add_argument(
+        "--sleep-slots",
+        type=whole_number(0, 10**6),
+        default=0,
+        metavar="N",
+        help="longest sleep, in slots",
+    )
+    parser.add_argument(
+        "--faults",
+        action="store_true",
+        help="instead of --schedules: a list of unreliable channels at (5, 2)",
+    )
+    parser.add_argument(
+        "--tau-sweep",
+        action="store_true",
+        help="instead of --schedules: (1, tau) for tau = 0, 1, 2, 4, ..., 64",
+    )
     parser.add_argument(
         "--warm", type=whole_number(0, 10**7), default=0, metavar="N",
-        help="with --schedules: begin at the state after N synchronous iterations, to tell a recurrence that cannot bear delays "
+        help="with --schedules: begin at the state after N synchronous iterations, to tell a "
+             "recurrence that cannot bear delays "
         "from one whose transient leads elsewhere under delays (default 0: the model's own start)",
     )  # fmt: skip
     parser.set_defaults(run=run)
@@ -71,7 +132,15 @@ def run(options: Any) -> int:
         raise UsageError("--faults and --tau-sweep are two studies: run them one after the other")
     if options.warm and (options.faults or options.tau_sweep):
         raise UsageError("--warm goes with --schedules, not with --faults or --tau-sweep")
-    kind = "faults" if options.faults else "tau-sweep" if options.tau_sweep else "warm" if options.warm else "schedules"
+    kind = (
+        "faults"
+        if options.faults
+        else "tau-sweep"
+        if options.tau_sweep
+        else "warm"
+        if options.warm
+        else "schedules"
+    )
     conditions = conditions_of(options)
     results = []
     for subject in subjects(options):
@@ -103,7 +172,14 @@ def conditions_of(options: Any) -> list[Any]:
             Schedule(5, 2, seed, Channel(duplication=0.3)),
             Schedule(5, 2, seed, Channel(duplication=0.3, reordering=True)),
             Schedule(5, 2, seed, sleep=0.05, sleep_slots=50),
-            Schedule(5, 2, seed, Channel(loss=0.5, duplication=0.3, reordering=True), sleep=0.05, sleep_slots=50),
+            Schedule(
+                5,
+                2,
+                seed,
+                Channel(loss=0.5, duplication=0.3, reordering=True),
+                sleep=0.05,
+                sleep_slots=50,
+            ),
         ]
     channel = Channel(options.loss, options.duplication, options.reordering, limit=options.limit)
     conditions = []
@@ -112,7 +188,14 @@ def conditions_of(options: Any) -> list[Any]:
         if not separator or not window.isdecimal() or not delay.isdecimal() or len(text) > 20:
             raise UsageError(f"a schedule is S,TAU such as 5,2, got {text[:40]!r}")
         conditions.append(
-            Schedule(int(window), int(delay), seed, channel, sleep=options.sleep, sleep_slots=options.sleep_slots)
+            Schedule(
+                int(window),
+                int(delay),
+                seed,
+                channel,
+                sleep=options.sleep,
+                sleep_slots=options.sleep_slots,
+            )
         )
     return conditions
 
@@ -149,7 +232,9 @@ def study(subject: Subject, conditions: list[Any], kind: str, options: Any) -> d
         tolerance=options.tolerance,
         score=subject.score,
         initial_state=start,
-        progress=None if options.json else lambda line: print(f"  {line}", file=sys.stderr, flush=True),
+        progress=None
+        if options.json
+        else lambda line: print(f"  {line}", file=sys.stderr, flush=True),
     )
     payload = result.to_json()
     payload["simulation"] = FINITE_HORIZON.get(subject.name, "exact")
@@ -158,15 +243,28 @@ def study(subject: Subject, conditions: list[Any], kind: str, options: Any) -> d
         "study": kind,
         **({"warm": options.warm} if options.warm else {}),
         "command": command_line(
-            "async", subject, samples=options.samples, work=options.work, reference=options.reference, seed=options.seed,
-            split=options.split, graph=options.graph, double=options.double, tau_sweep=options.tau_sweep, faults=options.faults,
-            schedules=[] if kind not in ("schedules", "warm") else options.schedules, warm=options.warm,
-            loss=options.loss, duplication=options.duplication,
-            reordering=options.reordering, sleep=options.sleep, sleep_slots=options.sleep_slots,
+            "async",
+            subject,
+            samples=options.samples,
+            work=options.work,
+            reference=options.reference,
+            seed=options.seed,
+            split=options.split,
+            graph=options.graph,
+            double=options.double,
+            tau_sweep=options.tau_sweep,
+            faults=options.faults,
+            schedules=[] if kind not in ("schedules", "warm") else options.schedules,
+            warm=options.warm,
+            loss=options.loss,
+            duplication=options.duplication,
+            reordering=options.reordering,
+            sleep=options.sleep,
+            sleep_slots=options.sleep_slots,
         ),
         **subject.facts(),
         "timing": {"seconds": round(time.perf_counter() - begun, 1)},
-    }  # fmt: skip
+    }
 
 
 def summary(payload: dict[str, Any]) -> str:
@@ -175,18 +273,26 @@ def summary(payload: dict[str, Any]) -> str:
     residual = "-" if reference["residual"] is None else f"{reference['residual']:.2e}"
     simulation = "" if payload["simulation"] == "exact" else f" ({payload['simulation']})"
     lines = [
-        f"{payload['model']['title']}, {payload['task']['title']}, {payload['graph']}, seed {payload['seed']}{simulation}",
-        f"  reference: {reference['kind']}, {reference['steps']} iterations, {reference['status']}, residual {residual}, "
+        f"{payload['model']['title']}, {payload['task']['title']}, {payload['graph']}, seed "
+        f"{payload['seed']}{simulation}",
+        f"  reference: {reference['kind']}, {reference['steps']} iterations, "
+        f"{reference['status']}, residual {residual}, "
         f"{payload['task']['score']} {reference['score']:.4g}",
-        f"  {'condition':<44} {'d_out: median [min, max]':<36} {'score':>7} {'staleness':>16}  runs",
+        f"  {'condition':<44} {'d_out: median [min, max]':<36} {'score':>7} "
+        f"{'staleness':>16}  runs",
     ]
     for condition in payload["conditions"]:
         d_out, score, stale = condition["d_out"], condition["score"], condition["staleness"]
-        text = "no finite run" if d_out is None else f"{d_out['median']:.3e} [{d_out['min']:.3e}, {d_out['max']:.3e}]"
+        text = (
+            "no finite run"
+            if d_out is None
+            else (f"{d_out['median']:.3e} [{d_out['min']:.3e}, {d_out['max']:.3e}]")
+        )
         shown = "-" if score is None else f"{score['median']:.2f}"
         statuses = ", ".join(f"{count} {name}" for name, count in condition["statuses"].items())
         broken = f", {condition['violations']} violations" if condition["violations"] else ""
         lines.append(
-            f"  {condition['label']:<44} {text:<36} {shown:>7} {stale['mean']:>6.2f} (max {stale['max']:>2})  {statuses}{broken}"
+            f"  {condition['label']:<44} {text:<36} {shown:>7} {stale['mean']:>6.2f} (max "
+            f"{stale['max']:>2})  {statuses}{broken}"
         )
     return "\n".join(lines)

@@ -1,4 +1,5 @@
-"""``sheafdeq bench``: how fast and how small the fused step is, beside its peers, on this machine, now."""
+"""``sheafdeq bench``: how fast and how small the fused step is, beside its peers, on this machine,
+now."""
 
 from __future__ import annotations
 
@@ -19,8 +20,22 @@ from typing import Any
 __all__ = ["configure", "run"]
 
 STEPS = 20
-MODELS = ("ignn", "eignn", "appnp", "graph-attn-deq", "loop-transformer", "strong-sheaf", "sheaf-cascade", "dnsd", "nsd")
-OPTIONS: dict[str, dict[str, Any]] = {"nsd": {"maps": "full", "layers": STEPS}, "dnsd": {"maps": "full"}}  # equal depth and maps
+MODELS = (
+    "ignn",
+    "eignn",
+    "appnp",
+    "graph-attn-deq",
+    "loop-transformer",
+    "strong-sheaf",
+    "sheaf-cascade",
+    "dnsd",
+    "nsd",
+)
+# equal depth and maps
+OPTIONS: dict[str, dict[str, Any]] = {
+    "nsd": {"maps": "full", "layers": STEPS},
+    "dnsd": {"maps": "full"},
+}
 SCALES = (10**4, 10**5, 10**6, 10**7)
 
 
@@ -30,16 +45,32 @@ def configure(commands: Any) -> None:
         "bench",
         help="time and memory of the fused step against its peers",
         description=(
-            "Forward and backward of 20 SheafDEQ steps on the six community graphs: the fused kernel, its pure PyTorch twin, "
-            "straightforward PyG message passing (also compiled), and the other models at equal sizes. One process, alternating, "
-            "minimum of several runs; memory in processes of their own. Wants an otherwise idle machine."
+            "Forward and backward of 20 SheafDEQ steps on the six community graphs: the fused "
+            "kernel, its pure PyTorch twin, "
+            "straightforward PyG message passing (also compiled), and the other models at equal "
+            "sizes. One process, alternating, "
+            "minimum of several runs; memory in processes of their own. Wants an otherwise idle "
+            "machine."
         ),
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
-    parser.add_argument("--quick", action="store_true", help="fewer repetitions, no compilation, small graphs only (about a minute)")
-    parser.add_argument("--scale", action="store_true", help="also 10^7 edges: a training step on 10^6 nodes (minutes, about 12 GiB)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write bench.json and the figures there")
-    parser.add_argument("--measure", metavar="NAME", help=argparse.SUPPRESS)  # the child process that measures memory, or one scale
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of the table"
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="fewer repetitions, no compilation, small graphs only (about a minute)",
+    )
+    parser.add_argument(
+        "--scale",
+        action="store_true",
+        help="also 10^7 edges: a training step on 10^6 nodes (minutes, about 12 GiB)",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="write bench.json and the figures there"
+    )
+    # the child process that measures memory, or one scale
+    parser.add_argument("--measure", metavar="NAME", help=argparse.SUPPRESS)
     parser.set_defaults(run=run)
 
 
@@ -47,7 +78,11 @@ def run(options: argparse.Namespace) -> int:
     """Measure, print, and write."""
     if options.measure:
         kind, _, size = options.measure.partition(":")
-        print(json.dumps(_scale_row(int(size)) if kind == "scale" else _memory_of(kind, options.quick)))
+        print(
+            json.dumps(
+                _scale_row(int(size)) if kind == "scale" else _memory_of(kind, options.quick)
+            )
+        )
         return 0
     result = measure(quick=options.quick, scale=options.scale)
     if options.out:
@@ -79,7 +114,9 @@ def measure(*, quick: bool = False, scale: bool = False) -> dict[str, Any]:
         try:
             work.step("compiled")(work.state, work.drive)
             names.append("compiled")
-        except Exception as error:  # a machine without a working compiler for PyTorch: say so and go on
+        except (
+            Exception
+        ) as error:  # a machine without a working compiler for PyTorch: say so and go on
             notes.append(f"torch.compile of the peer failed here: {type(error).__name__}")
     try:
         torch.set_num_threads(1)
@@ -90,7 +127,9 @@ def measure(*, quick: bool = False, scale: bool = False) -> dict[str, Any]:
             for name in names:
                 if name in ("pyg", "reference", "compiled") and round_number >= 3:
                     continue  # slow rows: three runs are enough for a minimum
-                seconds[name] = min(seconds.get(name, float("inf")), _clock(partial(work.training_pass, name)))
+                seconds[name] = min(
+                    seconds.get(name, float("inf")), _clock(partial(work.training_pass, name))
+                )
         threads = min(2, os.cpu_count() or 1)
         scaling = None
         if "native" in seconds and threads > 1:
@@ -106,15 +145,26 @@ def measure(*, quick: bool = False, scale: bool = False) -> dict[str, Any]:
             scaling = pair[1] / pair[threads]
         models = _model_rows(graph, 1 if quick else 2)
         sizes = SCALES[:2] if quick else SCALES[: 4 if scale else 3]
-        growth = [_in_child(f"scale:{size}", quick) for size in sizes] if "native" in seconds else []
+        growth = (
+            [_in_child(f"scale:{size}", quick) for size in sizes] if "native" in seconds else []
+        )
     finally:
         torch.set_num_threads(before)
-    memory: dict[str, int] = {name: _memory_in_child(name, quick) for name in ("pyg", "reference", "native") if name in seconds}
+    memory: dict[str, int] = {
+        name: _memory_in_child(name, quick)
+        for name in ("pyg", "reference", "native")
+        if name in seconds
+    }
     fastest = seconds.get("native")
     operations = operation_count(graph.num_nodes, graph.num_edges, work.d, work.q, work.h, STEPS)
     rate = max(peaks)
     rows = [
-        {"name": name, "seconds": value, "speedup_over_pyg": seconds["pyg"] / value, "memory_bytes": memory.get(name)}
+        {
+            "name": name,
+            "seconds": value,
+            "speedup_over_pyg": seconds["pyg"] / value,
+            "memory_bytes": memory.get(name),
+        }
         for name, value in seconds.items()
     ]
     return {
@@ -125,7 +175,10 @@ def measure(*, quick: bool = False, scale: bool = False) -> dict[str, Any]:
         ),
         "memory_ratio": memory["pyg"] / max(memory["native"], 1) if "native" in memory else None,
         "thread_scaling": scaling,
-        "growth": max(r["nanoseconds_per_edge"] for r in growth) / min(r["nanoseconds_per_edge"] for r in growth) if growth else None,
+        "growth": max(r["nanoseconds_per_edge"] for r in growth)
+        / min(r["nanoseconds_per_edge"] for r in growth)
+        if growth
+        else None,
         "rows": rows,
         "models": models,
         "scales": growth,
@@ -145,16 +198,20 @@ def community_batch(quick: bool = False) -> Any:
     from sheafdeq.data.community import community_graph
     from sheafdeq.data.graph import Graph
 
-    return Graph.union([community_graph(seed, level=7)[0] for seed in range(42, 43 if quick else 48)])
+    return Graph.union(
+        [community_graph(seed, level=7)[0] for seed in range(42, 43 if quick else 48)]
+    )
 
 
 def operation_count(n: int, e: int, d: int, q: int, h: int, steps: int) -> dict[str, float]:
-    """Floating point operations of forward and backward; a multiply-add counts two, comparisons and roots nothing.
+    """Floating point operations of forward and backward; a multiply-add counts two, comparisons and
+    roots nothing.
 
-    An edge: forward, sums of three hidden rows (2h), both second layers, two d x d products, one message. Backward: the hidden
-    rows, second layers and map products again (recomputed, because nothing of the size of the edges is kept), then gradients of
-    hidden rows, of second layers, of the maps, and of the values. A node: first layers, values, and twice as much backward, with
-    the forward products again.
+    An edge: forward, sums of three hidden rows (2h), both second layers, two d x d products, one
+    message. Backward: the hidden rows, second layers and map products again (recomputed, because
+    nothing of the size of the edges is kept), then gradients of hidden rows, of second layers, of
+    the maps, and of the values. A node: first layers, values, and twice as much backward, with the
+    forward products again.
     """
     c, maps = d * q, d * d
     hidden, second, products, message = 4.0 * h, 4.0 * maps * h, 4.0 * d**3, 2.0 * maps * q
@@ -166,9 +223,18 @@ def operation_count(n: int, e: int, d: int, q: int, h: int, steps: int) -> dict[
     node_backward = 2 * node_forward
     forward, again, backward = (
         steps * (e * edge + n * node)
-        for edge, node in ((edge_forward, node_forward), (edge_again, node_again), (edge_backward, node_backward))
+        for edge, node in (
+            (edge_forward, node_forward),
+            (edge_again, node_again),
+            (edge_backward, node_backward),
+        )
     )
-    return {"forward": forward, "recomputed": again, "backward": backward, "total": forward + again + backward}
+    return {
+        "forward": forward,
+        "recomputed": again,
+        "backward": backward,
+        "total": forward + again + backward,
+    }
 
 
 class Work:
@@ -206,7 +272,9 @@ class Work:
             peer = _peer().MessagePassingStep(self.model)
             edge_index, incidence = self.graph.edge_index, self.incidence
             call = torch.compile(peer) if name == "compiled" else peer
-            return lambda state, drive: call(state, drive, edge_index, incidence.degree, incidence.edge_weight)
+            return lambda state, drive: call(
+                state, drive, edge_index, incidence.degree, incidence.edge_weight
+            )
 
         def step(state: Any, drive: Any) -> Any:
             with use_kernel(name):
@@ -232,7 +300,10 @@ def _peer() -> Any:
 
     path = Path(sheafdeq.__file__).resolve().parents[2] / "benchmarks" / "message_passing.py"
     if not path.is_file():
-        raise DataError("the comparison code lives in benchmarks/ of the source tree, which is not here: run bench from a checkout")
+        raise DataError(
+            "the comparison code lives in benchmarks/ of the source tree, which is "
+            "not here: run bench from a checkout"
+        )
     if "sheafdeq_message_passing" in sys.modules:
         return sys.modules["sheafdeq_message_passing"]
     spec = importlib.util.spec_from_file_location("sheafdeq_message_passing", path)
@@ -251,7 +322,8 @@ def _clock(work: Callable[[], Any]) -> float:
 
 
 def _peak_rate() -> float:
-    """Operations a second of a large matrix product: the arithmetic the machine can really do, one thread."""
+    """Operations a second of a large matrix product: the arithmetic the machine can really do, one
+    thread."""
     import torch
 
     size = 1536
@@ -261,7 +333,8 @@ def _peak_rate() -> float:
 
 
 def _model_rows(graph: Any, repeats: int) -> list[dict[str, Any]]:
-    """A training pass of every model at the community sizes (c = 48, K = 20), fused SheafDEQ first."""
+    """A training pass of every model at the community sizes (c = 48, K = 20), fused SheafDEQ
+    first."""
     import torch
 
     from sheafdeq.registry import COMMUNITY, build_model
@@ -284,10 +357,13 @@ def _model_rows(graph: Any, repeats: int) -> list[dict[str, Any]]:
 
 
 def _scale_row(edges: int) -> dict[str, Any]:
-    """Time per edge of a training pass on about ``edges`` stored edges: community graphs side by side.
+    """Time per edge of a training pass on about ``edges`` stored edges: community graphs side by
+    side.
 
-    Runs in a process of its own, so that the peak is that of this row alone (with the interpreter and PyTorch). Every row is
-    warm: some steps forward and backward come first, so that the tables which live with the graph are there.
+    Runs in a process of its own, so that the peak is that of this row alone (with the interpreter
+    and PyTorch). Every row is
+    warm: some steps forward and backward come first, so that the tables which live with the graph
+    are there.
     """
     import torch
 
@@ -331,7 +407,15 @@ def _memory_in_child(name: str, quick: bool) -> int:
 
 
 def _in_child(name: str, quick: bool) -> dict[str, Any]:
-    command = [sys.executable, "-m", "sheafdeq", "bench", "--measure", name, *(["--quick"] if quick else [])]
+    command = [
+        sys.executable,
+        "-m",
+        "sheafdeq",
+        "bench",
+        "--measure",
+        name,
+        *(["--quick"] if quick else []),
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -410,21 +494,28 @@ def _table(result: dict[str, Any]) -> str:
     """The readable form."""
     machine = result["machine"]
     lines = [
-        f"{result['steps']} steps forward and backward, {result['nodes']:,} nodes, {result['edges']:,} stored edges, float32",
-        f"{machine['processor']}, {machine['cores']} cores, load {machine['load_average']:.2f}, torch {machine['torch']}, one thread "
+        f"{result['steps']} steps forward and backward, {result['nodes']:,} nodes, "
+        f"{result['edges']:,} stored edges, float32",
+        f"{machine['processor']}, {machine['cores']} cores, load {machine['load_average']:.2f}, "
+        f"torch {machine['torch']}, one thread "
         "unless said",
         "",
         f"{'':24}{'seconds':>10}{'over PyG':>10}{'memory':>12}",
     ]
     for row in result["rows"]:
         memory = f"{row['memory_bytes'] / 2**20:.0f} MiB" if row["memory_bytes"] is not None else ""
-        lines.append(f"{row['name']:24}{row['seconds']:10.3f}{row['speedup_over_pyg']:9.1f}x{memory:>12}")
+        lines.append(
+            f"{row['name']:24}{row['seconds']:10.3f}{row['speedup_over_pyg']:9.1f}x{memory:>12}"
+        )
     lines += ["", "a training pass of each model"]
     lines += [f"{row['name']:24}{row['seconds']:10.3f}" for row in result["models"]]
     if result["scales"]:
         lines += ["", f"{'edges':>12}{'ns per edge and step':>24}{'peak memory':>16}"]
         for row in result["scales"]:
-            lines.append(f"{row['edges']:12,}{row['nanoseconds_per_edge']:24.0f}{row['peak_memory_bytes'] / 2**30:12.2f} GiB")
+            lines.append(
+                f"{row['edges']:12,}{row['nanoseconds_per_edge']:24.0f}"
+                f"{row['peak_memory_bytes'] / 2**30:12.2f} GiB"
+            )
     lines.append("")
     for key, label, unit in (
         ("speedup_over_pyg", "faster than PyG message passing", "x"),
@@ -449,16 +540,31 @@ def _draw(result: dict[str, Any], folder: Path) -> None:
 
     rows = sorted(result["rows"], key=lambda row: row["seconds"])
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 3.2), layout="constrained")
-    names = {"pyg": "PyG message passing", "compiled": "PyG, torch.compile", "reference": "split first layer", "native": "fused kernel"}
+    names = {
+        "pyg": "PyG message passing",
+        "compiled": "PyG, torch.compile",
+        "reference": "split first layer",
+        "native": "fused kernel",
+    }
     labels = [names.get(row["name"], row["name"].replace("native", "fused kernel")) for row in rows]
     bars = left.barh(labels, [row["seconds"] for row in rows], color="#3b6ea5")
     left.bar_label(bars, [f"{row['seconds']:.2f} s" for row in rows], padding=3)
     left.set_xscale("log")
-    left.set_xlim(0.3 * min(row["seconds"] for row in rows), 4 * max(row["seconds"] for row in rows))
+    left.set_xlim(
+        0.3 * min(row["seconds"] for row in rows), 4 * max(row["seconds"] for row in rows)
+    )
     left.set_xlabel("seconds, 20 steps forward and backward")
-    measured = [(label, row) for label, row in zip(labels, rows, strict=True) if row["memory_bytes"]]
-    bars = right.barh([label for label, _ in measured], [row["memory_bytes"] / 2**20 for _, row in measured], color="#a5653b")
-    right.bar_label(bars, [f"{row['memory_bytes'] / 2**20:,.0f} MiB" for _, row in measured], padding=3)
+    measured = [
+        (label, row) for label, row in zip(labels, rows, strict=True) if row["memory_bytes"]
+    ]
+    bars = right.barh(
+        [label for label, _ in measured],
+        [row["memory_bytes"] / 2**20 for _, row in measured],
+        color="#a5653b",
+    )
+    right.bar_label(
+        bars, [f"{row['memory_bytes'] / 2**20:,.0f} MiB" for _, row in measured], padding=3
+    )
     right.set_xscale("log")
     held = [row["memory_bytes"] / 2**20 for _, row in measured]
     right.set_xlim(0.3 * min(held), 6 * max(held))
@@ -467,7 +573,12 @@ def _draw(result: dict[str, Any], folder: Path) -> None:
     pyplot.close(figure)
     if result["scales"]:
         figure, axes = pyplot.subplots(figsize=(5, 3.2), layout="constrained")
-        axes.plot([r["edges"] for r in result["scales"]], [r["nanoseconds_per_edge"] for r in result["scales"]], "o-", color="#3b6ea5")
+        axes.plot(
+            [r["edges"] for r in result["scales"]],
+            [r["nanoseconds_per_edge"] for r in result["scales"]],
+            "o-",
+            color="#3b6ea5",
+        )
         axes.set_xscale("log")
         axes.set_ylim(bottom=0)
         axes.set_xlabel("stored edges")

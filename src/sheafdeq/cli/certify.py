@@ -11,13 +11,24 @@ from sheafdeq.cli.arguments import output_folder, present_folder, seed_number, w
 from sheafdeq.errors import InputError, SheafDEQError, UsageError
 
 SCHEMA = "sheafdeq.certificate/2"
-"""Version 1 called two states with small residuals *refuted*; from version 2 on that verdict needs a proof."""
+"""Version 1 called two states with small residuals *refuted*; from version 2 on that verdict needs
+a proof."""
 EARLIER = "sheafdeq.certificate/1"
 TABLE = "certificates.md"
 COLUMNS = (
-    "model", "task", "seed", "run", "scheme", "verdict", "rate", "metric", "Perron root of |J|, upper bound", "spectral radius", "residual",
+    "model",
+    "task",
+    "seed",
+    "run",
+    "scheme",
+    "verdict",
+    "rate",
+    "metric",
+    "Perron root of |J|, upper bound",
+    "spectral radius",
+    "residual",
     "seconds",
-)  # fmt: skip
+)
 
 
 def configure(commands: Any) -> None:
@@ -25,39 +36,83 @@ def configure(commands: Any) -> None:
     parser = commands.add_parser(
         "certify",
         help="prove, refute or leave open: does a model have one equilibrium, and is it reached?",
-        description="Certificates with rate, metric, domain and margins; refutations with a witness (docs/certificates.md).",
+        description="Certificates with rate, metric, domain and margins; refutations with a "
+        "witness (docs/certificates.md).",
     )
     parser.add_argument(
         "subject",
         metavar="RUN|MODEL",
         nargs="?",
-        help="a run directory or checkpoint, or the name of a model (then with fresh weights drawn with --seed)",
+        help="a run directory or checkpoint, or the name of a model (then with fresh weights "
+        "drawn with --seed)",
     )
     parser.add_argument(
-        "--all", type=present_folder, metavar="FOLDER",
+        "--all",
+        type=present_folder,
+        metavar="FOLDER",
         help="one table over every trained checkpoint below FOLDER; with --out, resumable",
     )
-    parser.add_argument("--fresh", action="store_true", help="with --all: examine again what --out already holds")
-    parser.add_argument("--format", choices=["text", "markdown"], default="text", help="of the table of --all (default text)")
-    parser.add_argument("--audit", metavar="DRAWS", type=whole_number(),
-        help="try to catch false certificates in this many random problems")
     parser.add_argument(
-        "--audit-solves", metavar="DRAWS", type=whole_number(),
+        "--fresh", action="store_true", help="with --all: examine again what --out already holds"
+    )
+    parser.add_argument(
+        "--format",
+        choices=["text", "markdown"],
+        default="text",
+        help="of the table of --all (default text)",
+    )
+    parser.add_argument(
+        "--audit",
+        metavar="DRAWS",
+        type=whole_number(),
+        help="try to catch false certificates in this many random problems",
+    )
+    parser.add_argument(
+        "--audit-solves",
+        metavar="DRAWS",
+        type=whole_number(),
         help="try to catch false statuses and gradients in solves with known answers",
     )
-    parser.add_argument("--first", type=whole_number(0), default=0, help="number of the first draw of an audit (default 0)")
     parser.add_argument(
-        "--table", type=present_folder, metavar="FOLDER",
+        "--first",
+        type=whole_number(0),
+        default=0,
+        help="number of the first draw of an audit (default 0)",
+    )
+    parser.add_argument(
+        "--table",
+        type=present_folder,
+        metavar="FOLDER",
         help="the table from the certificates stored in FOLDER, whatever their scheme",
     )
     parser.add_argument("--task", help="task to take the graph from (default: the run's own)")
-    parser.add_argument("--level", type=whole_number(0, 10), help="heterophily level of a community task")
-    parser.add_argument("--split", choices=["train", "validation", "test"], default="test", help="default test")
-    parser.add_argument("--graph", default="0", help="number of one graph of the split, or 'all' (default 0)")
-    parser.add_argument("--effort", choices=["quick", "normal", "thorough"], default="normal", help="default normal")
-    parser.add_argument("--seed", type=seed_number, default=0, help="of the starts, and of fresh weights (default 0)")
-    parser.add_argument("--threads", type=whole_number(1, 1024), help="threads of torch (default: torch's own)")
-    parser.add_argument("--out", type=output_folder, metavar="DIR", help="write certificates (and witness states) into this folder")
+    parser.add_argument(
+        "--level", type=whole_number(0, 10), help="heterophily level of a community task"
+    )
+    parser.add_argument(
+        "--split", choices=["train", "validation", "test"], default="test", help="default test"
+    )
+    parser.add_argument(
+        "--graph", default="0", help="number of one graph of the split, or 'all' (default 0)"
+    )
+    parser.add_argument(
+        "--effort", choices=["quick", "normal", "thorough"], default="normal", help="default normal"
+    )
+    parser.add_argument(
+        "--seed",
+        type=seed_number,
+        default=0,
+        help="of the starts, and of fresh weights (default 0)",
+    )
+    parser.add_argument(
+        "--threads", type=whole_number(1, 1024), help="threads of torch (default: torch's own)"
+    )
+    parser.add_argument(
+        "--out",
+        type=output_folder,
+        metavar="DIR",
+        help="write certificates (and witness states) into this folder",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
@@ -68,7 +123,10 @@ def run(options: Any) -> int:
 
     choices = (options.subject, options.all, options.audit, options.audit_solves, options.table)
     if sum(choice is not None for choice in choices) != 1:
-        raise UsageError("give one of: RUN|MODEL, --all FOLDER, --table FOLDER, --audit DRAWS, --audit-solves DRAWS")
+        raise UsageError(
+            "give one of: RUN|MODEL, --all FOLDER, --table FOLDER, --audit DRAWS, "
+            "--audit-solves DRAWS"
+        )
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     if options.audit is not None:
@@ -122,7 +180,8 @@ def _load(name: str, options: Any) -> tuple[Any, Any, dict[str, Any]]:
     if (path / RECORD_FILE).is_file() and options.task is None and options.level is None:
         subject = load_subject(path, options.split, options.graph)
         facts = {
-            "subject": f"{subject.record.model.title}, seed {subject.record.seed}, run {subject.record.id[:8]}",
+            "subject": f"{subject.record.model.title}, seed {subject.record.seed}, run "
+            f"{subject.record.id[:8]}",
             "model": subject.name,
             "run": subject.record.id,
             "seed": subject.record.seed,
@@ -132,23 +191,36 @@ def _load(name: str, options: Any) -> tuple[Any, Any, dict[str, Any]]:
         }
         return subject.model, subject.split.graph, facts
     if options.task is None:
-        raise UsageError(f"{name} brings no task of its own: give --task (and --level for community)")
+        raise UsageError(
+            f"{name} brings no task of its own: give --task (and --level for community)"
+        )
     task = load_task(options.task, level=options.level)
     split, part = task.splits[options.split], options.split
     if options.graph != "all":
-        split, part = one_graph(split, task.objective, options.graph), f"{options.split}[{options.graph}]"
+        split, part = (
+            one_graph(split, task.objective, options.graph),
+            f"{options.split}[{options.graph}]",
+        )
     if path.exists():
         model: Any = load_model(path)
         title = f"checkpoint {path.name}"
     elif name in MODELS:
         d = task.dimensions
         shape = Shape(
-            split.graph.x.shape[1], task.out_channels, split.graph.edge_dim or None, d.stalk, d.channels, d.steps
+            split.graph.x.shape[1],
+            task.out_channels,
+            split.graph.edge_dim or None,
+            d.stalk,
+            d.channels,
+            d.steps,
         )
         torch.manual_seed(options.seed)
         model, title = build_model(name, shape), f"{name} with fresh weights (seed {options.seed})"
     else:
-        raise UsageError(f"{name!r} is neither a run, a checkpoint, nor one of the models {', '.join(sorted(MODELS))}")
+        raise UsageError(
+            f"{name!r} is neither a run, a checkpoint, nor one of the models "
+            f"{', '.join(sorted(MODELS))}"
+        )
     level = "" if task.level is None else f"-{task.level}"
     facts = {
         "subject": title,
@@ -163,7 +235,8 @@ def _load(name: str, options: Any) -> tuple[Any, Any, dict[str, Any]]:
 
 
 def _write(folder: str, name: str, payload: dict[str, Any], certificate: Any) -> None:
-    """The states first, then the certificate with their digest: a kill in between costs the certificate, which is made again."""
+    """The states first, then the certificate with their digest: a kill in between costs the
+    certificate, which is made again."""
     import hashlib
 
     from safetensors.torch import save
@@ -173,7 +246,12 @@ def _write(folder: str, name: str, payload: dict[str, Any], certificate: Any) ->
 
     states = witness_path(Path(folder) / f"{name}.json")
     if certificate.witness is not None:
-        data = save({"first": certificate.witness.first.contiguous(), "second": certificate.witness.second.contiguous()})
+        data = save(
+            {
+                "first": certificate.witness.first.contiguous(),
+                "second": certificate.witness.second.contiguous(),
+            }
+        )
         states.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(states, data)
         payload["witness_sha256"] = hashlib.sha256(data).hexdigest()
@@ -189,17 +267,21 @@ def witness_path(record: Path) -> Path:
 
 
 def certificate_code(model: Any) -> str:
-    """Digest of the code behind a certificate: the examination, the model's rule, the model (:mod:`sheafdeq.identity`)."""
+    """Digest of the code behind a certificate: the examination, the model's rule, the model
+    (:mod:`sheafdeq.identity`)."""
     from sheafdeq.certificates import certify, rule_for
     from sheafdeq.identity import code_identity, model_roles
 
-    return code_identity({**model_roles(model), "certificate": [certify, rule_for(type(model))]}).digest
+    return code_identity(
+        {**model_roles(model), "certificate": [certify, rule_for(type(model))]}
+    ).digest
 
 
 def _table(options: Any) -> int:
     """Every run below a folder: one row each, feed-forward models left out and counted.
 
-    A record is written as soon as its run is done, and one of the same run, sources and options is not computed again.
+    A record is written as soon as its run is done, and one of the same run, sources and options is
+    not computed again.
     """
     from sheafdeq.records import RECORD_FILE
     from sheafdeq.training.checkpoint import load_model
@@ -217,7 +299,9 @@ def _table(options: Any) -> int:
         if any(part.startswith(".") for part in folder.relative_to(root).parts):
             continue
         try:
-            if folder.name in known and known[folder.name]["code"] != certificate_code(load_model(folder)):
+            if folder.name in known and known[folder.name]["code"] != certificate_code(
+                load_model(folder)
+            ):
                 del known[folder.name]  # of other sources
             payload = known.get(folder.name) or _one(str(folder), options)[0]
         except InputError as error:  # feed-forward: nothing to certify
@@ -241,13 +325,18 @@ def _table(options: Any) -> int:
         from sheafdeq.records import write_bytes
 
         command = f"sheafdeq certify --all {root} --effort {options.effort} --seed {options.seed}"
-        write_bytes(Path(options.out) / TABLE, f"`{command}`\n\n{render(rows, 'markdown')}\n".encode())
+        write_bytes(
+            Path(options.out) / TABLE, f"`{command}`\n\n{render(rows, 'markdown')}\n".encode()
+        )
     if options.json:
         print(json.dumps({"rows": rows, "counts": counts, "skipped": skipped, "failed": failed}))
     else:
         if rows:
             print(render(rows, options.format))
-        print(f"{len(rows)} checkpoints: {', '.join(f'{n} {name}' for name, n in sorted(counts.items())) or 'none'}")
+        print(
+            f"{len(rows)} checkpoints: "
+            f"{', '.join(f'{n} {name}' for name, n in sorted(counts.items())) or 'none'}"
+        )
         if skipped:
             print(f"{len(skipped)} runs have no recurrence and were left out")
         for message in failed:
@@ -270,7 +359,11 @@ def _stored(options: Any) -> int:
         except RecordError as error:
             unread.append(str(error))
             continue
-        if isinstance(payload, dict) and payload.get("schema") in (SCHEMA, EARLIER) and payload.get("run"):
+        if (
+            isinstance(payload, dict)
+            and payload.get("schema") in (SCHEMA, EARLIER)
+            and payload.get("run")
+        ):
             rows.append(payload)
     rows.sort(key=lambda row: (row["task"], row["model"], row["seed"], row["run"]))
     if options.json:
@@ -281,18 +374,22 @@ def _stored(options: Any) -> int:
             print(f"not read: {message}", file=sys.stderr)
     if options.out:
         command = f"sheafdeq certify --table {options.table} --out {options.out}"
-        write_bytes(Path(options.out) / TABLE, f"`{command}`\n\n{render(rows, 'markdown')}\n".encode())
+        write_bytes(
+            Path(options.out) / TABLE, f"`{command}`\n\n{render(rows, 'markdown')}\n".encode()
+        )
     return 1 if unread else 0
 
 
 def _finished(folder: Path, options: Any) -> dict[str, dict[str, Any]]:
-    """Run id -> certificate record of the same options, and no less effort; altered records are made again."""
+    """Run id -> certificate record of the same options, and no less effort; altered records are
+    made again."""
     from sheafdeq.certificates import EFFORTS
     from sheafdeq.errors import RecordError
     from sheafdeq.records import read_sealed
 
     part = options.split if options.graph == "all" else f"{options.split}[{options.graph}]"
-    enough = list(EFFORTS)[list(EFFORTS).index(options.effort) :]  # in ascending order: a greater effort will do
+    # in ascending order: a greater effort will do
+    enough = list(EFFORTS)[list(EFFORTS).index(options.effort) :]
     wanted = {"schema": SCHEMA, "part": part, "starts_seed": options.seed}
     found = {}
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
@@ -300,9 +397,15 @@ def _finished(folder: Path, options: Any) -> dict[str, dict[str, Any]]:
             payload = read_sealed(path)
         except RecordError:
             continue
-        if not isinstance(payload, dict) or not payload.get("run") or payload.get("effort") not in enough:
+        if (
+            not isinstance(payload, dict)
+            or not payload.get("run")
+            or payload.get("effort") not in enough
+        ):
             continue
-        if payload["certificate"].get("witness") is not None and not _has_witness(witness_path(path), payload.get("witness_sha256")):
+        if payload["certificate"].get("witness") is not None and not _has_witness(
+            witness_path(path), payload.get("witness_sha256")
+        ):
             continue  # a verdict without its states is made again
         if all(payload.get(key) == value for key, value in wanted.items()):
             found[payload["run"]] = payload
@@ -320,7 +423,8 @@ def _has_witness(path: Path, digest: str | None) -> bool:
 
 
 def verdict_text(payload: dict[str, Any]) -> str:
-    """The verdict of a record in today's words; what an earlier scheme called refuted without a proof is two candidates."""
+    """The verdict of a record in today's words; what an earlier scheme called refuted without a
+    proof is two candidates."""
     certificate = payload["certificate"]
     verdict, witness = certificate["verdict"], certificate["witness"]
     if payload.get("schema") == EARLIER and verdict == "refuted" and not witness["proved"]:
@@ -359,10 +463,15 @@ def render(rows: list[dict[str, Any]], form: str) -> str:
     """The table as aligned text or Markdown."""
     lines = [COLUMNS, *map(table_row, rows)]
     if form == "markdown":
-        written = ["| " + " | ".join(word.replace("|", "\\|") for word in line) + " |" for line in lines]
+        written = [
+            "| " + " | ".join(word.replace("|", "\\|") for word in line) + " |" for line in lines
+        ]
         return "\n".join([written[0], "|" + " --- |" * len(COLUMNS), *written[1:]])
     widths = [max(len(line[k]) for line in lines) for k in range(len(COLUMNS))]
-    return "\n".join("  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip() for line in lines)
+    return "\n".join(
+        "  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
 
 
 def _audit(options: Any) -> int:
@@ -378,7 +487,8 @@ def _audit(options: Any) -> int:
     report = audit(options.audit, seed=options.seed, first=options.first, progress=progress)
     payload = {
         "schema": "sheafdeq.audit/2",
-        "command": f"sheafdeq certify --audit {options.audit} --seed {options.seed} --first {options.first}",
+        "command": f"sheafdeq certify --audit {options.audit} --seed {options.seed} --first "
+        f"{options.first}",
         "draws": report.draws,
         "attacks": dict(sorted(report.attacks.items())),
         "verdicts": dict(sorted(report.verdicts.items())),
@@ -388,7 +498,10 @@ def _audit(options: Any) -> int:
     if options.out:
         from sheafdeq.cli.subject import write_record
 
-        print(f"wrote {write_record(options.out, f'audit-{options.seed}-{options.first}', payload)}", file=sys.stderr)
+        print(
+            f"wrote {write_record(options.out, f'audit-{options.seed}-{options.first}', payload)}",
+            file=sys.stderr,
+        )
     print(json.dumps(payload) if options.json else str(report))
     for violation in report.violations:
         what = f"draw {violation.draw} ({violation.attack}), {violation.model} {violation.claim}"
@@ -406,10 +519,13 @@ def _audit_solves(options: Any) -> int:
         if report.draws % 500 == 0:
             print(report, file=sys.stderr, flush=True)
 
-    report = audit_solves(options.audit_solves, seed=options.seed, first=options.first, progress=progress)
+    report = audit_solves(
+        options.audit_solves, seed=options.seed, first=options.first, progress=progress
+    )
     payload = {
         "schema": "sheafdeq.solve-audit/1",
-        "command": f"sheafdeq certify --audit-solves {options.audit_solves} --seed {options.seed} --first {options.first}",
+        "command": f"sheafdeq certify --audit-solves {options.audit_solves} --seed {options.seed} "
+        f"--first {options.first}",
         "draws": report.draws,
         "graphs": report.graphs,
         "statuses": dict(sorted(report.statuses.items())),
@@ -420,8 +536,16 @@ def _audit_solves(options: Any) -> int:
     if options.out:
         from sheafdeq.cli.subject import write_record
 
-        print(f"wrote {write_record(options.out, f'solve-audit-{options.seed}-{options.first}', payload)}", file=sys.stderr)
+        print(
+            "wrote "
+            f"{write_record(options.out, f'solve-audit-{options.seed}-{options.first}', payload)}",
+            file=sys.stderr,
+        )
     print(json.dumps(payload) if options.json else str(report))
     for violation in report.violations:
-        print(f"FALSE: draw {violation.draw}, {violation.graph}: {violation.claim}; {violation.observed}", file=sys.stderr)
+        print(
+            f"FALSE: draw {violation.draw}, {violation.graph}: {violation.claim}; "
+            f"{violation.observed}",
+            file=sys.stderr,
+        )
     return 1 if report.violations else 0

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 __all__ = ["PAPER_CHECKPOINTS", "Choice", "add_choice_options", "choice_of"]
 
 PAPER_CHECKPOINTS = ("sheafdeq:43", "sheafdeq-no-norm:43", "loop-transformer:42")
-"""The paper's checkpoints at level 7: the lowest seed of each model with 80 % validation accuracy there."""
+"""The paper's checkpoints at level 7: the lowest seed of each model with 80 % validation accuracy
+there."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,11 @@ class Choice:
             words += ["--protocol", self.protocol]
         if self.inputs is not None:
             words += ["--inputs", self.inputs]
-        words += ["--checkpoints", *(f"{model}:{seed}" for model, seed in self.checkpoints)] if self.checkpoints else []
+        words += (
+            ["--checkpoints", *(f"{model}:{seed}" for model, seed in self.checkpoints)]
+            if self.checkpoints
+            else []
+        )
         return words
 
 
@@ -70,12 +75,32 @@ def add_choice_options(parser: argparse.ArgumentParser) -> None:
     """The options that make a :class:`Choice`."""
     group = parser.add_argument_group("which runs of a folder")
     group.add_argument("--level", type=int, help="only runs of this heterophily level")
-    group.add_argument("--run-seeds", type=int, nargs="+", metavar="N", default=[], help="only runs of these seeds")
+    group.add_argument(
+        "--run-seeds", type=int, nargs="+", metavar="N", default=[], help="only runs of these seeds"
+    )
     group.add_argument("--models", nargs="+", metavar="NAME", default=[], help="only these models")
-    group.add_argument("--option", action="append", metavar="KEY=VALUE", default=[], help="only this model option (shift=1.2)")
-    group.add_argument("--protocol", metavar="NAME", help="only runs trained so: paper, 'constant rate', 'recipe NAME'")
-    group.add_argument("--inputs", choices=["none", "difference"], help="only runs of tasks with these edge inputs")
-    group.add_argument("--checkpoints", nargs="+", metavar="MODEL:SEED", default=[], help="just these, whatever their score")
+    group.add_argument(
+        "--option",
+        action="append",
+        metavar="KEY=VALUE",
+        default=[],
+        help="only this model option (shift=1.2)",
+    )
+    group.add_argument(
+        "--protocol",
+        metavar="NAME",
+        help="only runs trained so: paper, 'constant rate', 'recipe NAME'",
+    )
+    group.add_argument(
+        "--inputs", choices=["none", "difference"], help="only runs of tasks with these edge inputs"
+    )
+    group.add_argument(
+        "--checkpoints",
+        nargs="+",
+        metavar="MODEL:SEED",
+        default=[],
+        help="just these, whatever their score",
+    )
 
 
 def choice_of(options: argparse.Namespace) -> Choice:
@@ -86,9 +111,16 @@ def choice_of(options: argparse.Namespace) -> Choice:
     for text in options.checkpoints:
         model, colon, seed = text.partition(":")
         if not colon or not seed.isdecimal():
-            raise UsageError(f"--checkpoints takes MODEL:SEED such as {PAPER_CHECKPOINTS[0]}, got {text!r}")
+            raise UsageError(
+                f"--checkpoints takes MODEL:SEED such as {PAPER_CHECKPOINTS[0]}, got {text!r}"
+            )
         pairs.append((model, int(seed)))
     return Choice(
-        options.level, tuple(options.run_seeds), tuple(options.models), parse_assignments(options.option), options.protocol,
-        options.inputs, tuple(pairs),
-    )  # fmt: skip
+        options.level,
+        tuple(options.run_seeds),
+        tuple(options.models),
+        parse_assignments(options.option),
+        options.protocol,
+        options.inputs,
+        tuple(pairs),
+    )

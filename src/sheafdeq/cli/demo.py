@@ -38,16 +38,46 @@ def configure(commands: Any) -> None:
     parser = commands.add_parser(
         "demo",
         help="SheafDEQ and the Sheaf Cascade side by side: accurate, at rest, proved?",
-        description="Train SheafDEQ (the paper's protocol) and the Sheaf Cascade (its recipe) on a community task until validation "
-        "accuracy passes a goal, continue both recurrences from three starts, and say what can be proved about each.",
+        description="Train SheafDEQ (the paper's protocol) and the Sheaf Cascade (its recipe) on "
+        "a community task until validation "
+        "accuracy passes a goal, continue both recurrences from three starts, and say what can be "
+        "proved about each.",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object (progress goes to standard error)")
-    parser.add_argument("--level", type=whole_number(0, 10), default=10, help="rewiring level 0..10 (default 10)")
-    parser.add_argument("--seed", type=seed_number, default=42, help="parameter-initialisation seed (default 42)")
-    parser.add_argument("--goal", type=real_number(), default=95.0, help="validation accuracy in per cent to stop at (default 95)")
-    parser.add_argument("--epochs", type=whole_number(1, 10**7), default=400, help="give up after this many epochs (default 400)")
-    parser.add_argument("--threads", type=whole_number(1, 1024), default=None, help="threads (default: all that torch uses)")
-    parser.add_argument("--nodes", type=whole_number(30, 10**6), default=1500, help="nodes of each graph (default 1500; smaller is faster)")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object (progress goes to standard error)",
+    )
+    parser.add_argument(
+        "--level", type=whole_number(0, 10), default=10, help="rewiring level 0..10 (default 10)"
+    )
+    parser.add_argument(
+        "--seed", type=seed_number, default=42, help="parameter-initialisation seed (default 42)"
+    )
+    parser.add_argument(
+        "--goal",
+        type=real_number(),
+        default=95.0,
+        help="validation accuracy in per cent to stop at (default 95)",
+    )
+    parser.add_argument(
+        "--epochs",
+        type=whole_number(1, 10**7),
+        default=400,
+        help="give up after this many epochs (default 400)",
+    )
+    parser.add_argument(
+        "--threads",
+        type=whole_number(1, 1024),
+        default=None,
+        help="threads (default: all that torch uses)",
+    )
+    parser.add_argument(
+        "--nodes",
+        type=whole_number(30, 10**6),
+        default=1500,
+        help="nodes of each graph (default 1500; smaller is faster)",
+    )
     parser.add_argument(
         "--page",
         default="sheafdeq-demo.html",
@@ -76,7 +106,9 @@ def run(options: argparse.Namespace) -> int:
         "patience": options.epochs,
         "threads": threads,
     }
-    paper = TrainingConfig.parse({**common, "model": {"name": "sheafdeq", "options": {"shift": 1.3}}})
+    paper = TrainingConfig.parse(
+        {**common, "model": {"name": "sheafdeq", "options": {"shift": 1.3}}}
+    )
     cascade = recipe("cascade", {**common, "keep": "best"})
     stage: list[tuple[str, EquilibriumModel]] = []
     report: dict[str, Any] = {
@@ -113,7 +145,8 @@ def _page(stage: list[tuple[str, EquilibriumModel]], config: TrainingConfig, out
 def _contender(
     title: str, config: TrainingConfig, goal: float, stage: list[tuple[str, EquilibriumModel]]
 ) -> dict[str, Any]:
-    """Train one model, continue it from three starts, certify it on the first test graph; the model joins ``stage``."""
+    """Train one model, continue it from three starts, certify it on the first test graph; the model
+    joins ``stage``."""
     from sheafdeq.certificates import certify
     from sheafdeq.equilibrium import EquilibriumModel
     from sheafdeq.training.parts import parts_of
@@ -135,7 +168,9 @@ def _contender(
         "title": title,
         "model": repr(model),
         "parameters": model.num_parameters(),
-        "edge_inputs": "states, feature differences" if getattr(model, "differences", False) else "states",
+        "edge_inputs": "states, feature differences"
+        if getattr(model, "differences", False)
+        else "states",
         "training_seconds": round(seconds, 1),
         "epochs": result.record.epochs,
         "validation_accuracy": validation,
@@ -150,7 +185,11 @@ def _contender(
 
 
 def _end(
-    model: EquilibriumModel, split: Split, objective: Objective, steps: int, start: Tensor | None = None
+    model: EquilibriumModel,
+    split: Split,
+    objective: Objective,
+    steps: int,
+    start: Tensor | None = None,
 ) -> tuple[dict[str, Any], Tensor]:
     """What a number of plain iterations leads to, and the state itself."""
     import torch
@@ -169,7 +208,9 @@ def _end(
     return facts, solution.value
 
 
-def _starts(model: EquilibriumModel, split: Split, objective: Objective, own: Tensor) -> dict[str, Any]:
+def _starts(
+    model: EquilibriumModel, split: Split, objective: Objective, own: Tensor
+) -> dict[str, Any]:
     """Where two far starts end, and how far from ``own``, the end of the model's own start."""
     from sheafdeq.diagnostics.multistart import random_start
     from sheafdeq.distances import RELATIVE_SUP
@@ -191,22 +232,39 @@ def _print(report: dict[str, Any]) -> None:
     def both(name: str, text: Any) -> None:
         line(name, text(first), text(second))
 
-    print(f"\nCommunity level {report['level']}, seed {report['seed']}, {report['threads']} thread(s)\n")
+    print(
+        f"\nCommunity level {report['level']}, seed {report['seed']}, {report['threads']} "
+        "thread(s)\n"
+    )
     both("", lambda m: m["title"])
     both("parameters", lambda m: f"{m['parameters']:,}")
     both("its edges see", lambda m: m["edge_inputs"])
     goal = f"{report['goal']:g} % validation accuracy"
-    both(goal, lambda m: f"{'reached' if m['goal_reached'] else 'NOT reached'} after {m['training_seconds']:.0f} s")
+    both(
+        goal,
+        lambda m: (
+            f"{'reached' if m['goal_reached'] else 'NOT reached'} after "
+            f"{m['training_seconds']:.0f} s"
+        ),
+    )
     both("accurate? three test graphs", lambda m: f"{m['test_accuracy']:.2f} %")
     both("          the first of them", lambda m: f"{m['horizons'][0]['accuracy']:.2f} %")
-    both(f"          after {ITERATIONS} iterations", lambda m: f"{m['horizons'][1]['accuracy']:.2f} %")
-    both("          from two far starts", lambda m: " and ".join(f"{a:.2f} %" for a in m["starts"]["accuracy"]))
+    both(
+        f"          after {ITERATIONS} iterations",
+        lambda m: f"{m['horizons'][1]['accuracy']:.2f} %",
+    )
+    both(
+        "          from two far starts",
+        lambda m: " and ".join(f"{a:.2f} %" for a in m["starts"]["accuracy"]),
+    )
     both(f"at rest?  change at iteration {ITERATIONS}", _rest)
     both("          ends of the three starts", _agreement)
     both("proved?   on that graph", _proof)
     print(
-        "\nAt rest: no node changes by more than 1e-4 of its size in the last step. A model trained for a fixed number of steps can be"
-        "\naccurate without a state to rest in: `sheafdeq train --recipe reliable` trains SheafDEQ to rest, `sheafdeq settle` mends a"
+        "\nAt rest: no node changes by more than 1e-4 of its size in the last step. A model "
+        "trained for a fixed number of steps can be"
+        "\naccurate without a state to rest in: `sheafdeq train --recipe reliable` trains "
+        "SheafDEQ to rest, `sheafdeq settle` mends a"
         "\nfinished run, and `sheafdeq certify` says in full what is proved."
     )
     if report["page"]:

@@ -15,22 +15,36 @@ def configure(commands: Any) -> None:
     parser = commands.add_parser(
         "diagnose",
         help="continue trained recurrences past their horizon and measure whether they settle",
-        description="Iterate from six positive starts; report updates, discrepancies, scores, settling times, agreement of the "
-        "starts, the observed Thompson rate and the Jacobian's spectral radius at the end. Observations, not guarantees.",
+        description="Iterate from six positive starts; report updates, discrepancies, scores, "
+        "settling times, agreement of the "
+        "starts, the observed Thompson rate and the Jacobian's spectral radius at the end. "
+        "Observations, not guarantees.",
     )
     add_subject_options(parser, graph="all")
-    parser.add_argument("--iterations", type=whole_number(1, 10**7), default=100, help="default 100")
-    parser.add_argument("--seed", type=seed_number, default=0, help="of the random starts (default 0)")
     parser.add_argument(
-        "--settling-tolerance", type=real_number(0, above=True), default=1e-3,
+        "--iterations", type=whole_number(1, 10**7), default=100, help="default 100"
+    )
+    parser.add_argument(
+        "--seed", type=seed_number, default=0, help="of the random starts (default 0)"
+    )
+    parser.add_argument(
+        "--settling-tolerance",
+        type=real_number(0, above=True),
+        default=1e-3,
         help="relative change of a node at rest (default 1e-3)",
     )
     parser.add_argument(
-        "--damping", type=real_number(0, 1, above=True), default=1.0, metavar="A",
+        "--damping",
+        type=real_number(0, 1, above=True),
+        default=1.0,
+        metavar="A",
         help="take the share A of every step (default 1)",
     )
     parser.add_argument(
-        "--undamped", type=whole_number(0, 10**7), default=0, metavar="M",
+        "--undamped",
+        type=whole_number(0, 10**7),
+        default=0,
+        metavar="M",
         help="leave the first M steps undamped (default 0)",
     )
     parser.add_argument("--no-spectrum", action="store_true", help="leave the spectral radius out")
@@ -74,23 +88,35 @@ def examine(subject: Subject, options: Any) -> dict[str, Any]:
     )
     spectrum = None
     if not options.no_spectrum and result.trajectories[0].finite:
-        spectrum = spectral_radius(subject.model, subject.split.graph, result.trajectories[0].end.state)  # type: ignore[arg-type]
+        spectrum = spectral_radius(
+            subject.model,  # type: ignore[arg-type]
+            subject.split.graph,
+            result.trajectories[0].end.state,
+        )
     facts = subject.facts()
     if options.damping != 1.0:
         facts |= {"damping": options.damping, "undamped": options.undamped}
-        facts |= {"label": f"{facts.get('label') or facts['model']['title']}, damped {options.damping:g}"}
+        facts |= {
+            "label": f"{facts.get('label') or facts['model']['title']}, damped {options.damping:g}"
+        }
     return {
         "schema": "sheafdeq.diagnostics/1",
         "command": command_line(
-            "diagnose", subject, iterations=options.iterations, seed=options.seed, split=options.split, graph=options.graph,
-            double=options.double, damping=None if options.damping == 1.0 else options.damping,
+            "diagnose",
+            subject,
+            iterations=options.iterations,
+            seed=options.seed,
+            split=options.split,
+            graph=options.graph,
+            double=options.double,
+            damping=None if options.damping == 1.0 else options.damping,
             undamped=options.undamped,
         ),
         **facts,
         "continued": result.to_json(),
         "spectrum": None if spectrum is None else spectrum.to_json(),
         "timing": {"seconds": round(time.perf_counter() - begun, 1)},
-    }  # fmt: skip
+    }
 
 
 def summary(payload: dict[str, Any]) -> str:
@@ -109,23 +135,40 @@ def summary(payload: dict[str, Any]) -> str:
     groups = continued["agreement"]["groups"]
     lost = [t for t in continued["trajectories"] if t["lost_at"] is not None]
     lines = [
-        f"{payload['model']['title']}, {payload['task']['title']}, {payload['graph']}, seed {payload['seed']}",
-        f"  starts            {', '.join(f'{count} {name}' for name, count in continued['statuses'].items())}"
+        f"{payload['model']['title']}, {payload['task']['title']}, {payload['graph']}, seed "
+        f"{payload['seed']}",
+        "  starts            "
+        f"{', '.join(f'{count} {name}' for name, count in continued['statuses'].items())}"
         f"; {continued['counted']} counted",
-        f"  update of {continued['update_of']:<7} {at('update', horizon - 1)} at {horizon}, {at('update', last - 1)} at {last} "
+        f"  update of {continued['update_of']:<7} {at('update', horizon - 1)} at {horizon}, "
+        f"{at('update', last - 1)} at {last} "
         "(median)",
-        f"  prediction gap    {at('prediction_discrepancy', horizon)} at {horizon} (median, to the state at {last})",
-        f"  {payload['task']['score']:<17} {at('score', horizon)} at {horizon}, {at('score', last)} at {last} (median)",
+        f"  prediction gap    {at('prediction_discrepancy', horizon)} at {horizon} (median, to "
+        f"the state at {last})",
+        f"  {payload['task']['score']:<17} {at('score', horizon)} at {horizon}, "
+        f"{at('score', last)} at {last} (median)",
         "  score lost        "
-        + (", ".join(f"start {t['start']} at {t['lost_at']}" for t in lost) if lost else f"never within {last} iterations"),
-        f"  ends              {len(groups)} group(s): {'; '.join(', '.join(group) for group in groups)}",
-        f"  settled nodes     {nodes - settling['unsettled']} of {nodes} to {settling['tolerance']:g}, "
+        + (
+            ", ".join(f"start {t['start']} at {t['lost_at']}" for t in lost)
+            if lost
+            else f"never within {last} iterations"
+        ),
+        f"  ends              {len(groups)} group(s): "
+        f"{'; '.join(', '.join(group) for group in groups)}",
+        f"  settled nodes     {nodes - settling['unsettled']} of {nodes} to "
+        f"{settling['tolerance']:g}, "
         f"median after {settling['median']}",
     ]
     if default["thompson_rate"] is not None:
-        lines.append(f"  Thompson rate     {default['thompson_rate']:.4f} observed over the tail of the default start")
+        lines.append(
+            f"  Thompson rate     {default['thompson_rate']:.4f} observed over the tail "
+            "of the default start"
+        )
     spectrum = payload["spectrum"]
     if spectrum is not None:
         note = spectrum["method"] + ("" if spectrum["converged"] else ", not converged")
-        lines.append(f"  spectral radius   {spectrum['radius']:.4f} at the end of the default start (estimate: {note})")
+        lines.append(
+            f"  spectral radius   {spectrum['radius']:.4f} at the end of the default "
+            f"start (estimate: {note})"
+        )
     return "\n".join(lines)

@@ -14,7 +14,8 @@ def configure(commands: Any) -> None:
     parser = commands.add_parser(
         "doctor",
         help="versions, threads, kernel, data root",
-        description="Say what this installation consists of: versions, thread counts, the native kernel, the data root.",
+        description="Say what this installation consists of: versions, thread counts, the native "
+        "kernel, the data root.",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
@@ -34,7 +35,18 @@ def examine() -> dict[str, Any]:
     from sheafdeq.kernels.native_module import native_description
 
     versions: dict[str, str | None] = {}
-    for name in ("torch", "torch_geometric", "numpy", "scipy", "safetensors", "pydantic", "rich", "matplotlib", "ray", "torchdeq"):
+    for name in (
+        "torch",
+        "torch_geometric",
+        "numpy",
+        "scipy",
+        "safetensors",
+        "pydantic",
+        "rich",
+        "matplotlib",
+        "ray",
+        "torchdeq",
+    ):
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -50,7 +62,9 @@ def examine() -> dict[str, Any]:
             "cores": os.cpu_count(),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
         },
-        "accelerator": str(torch.accelerator.current_accelerator()) if _accelerated(torch) else None,
+        "accelerator": str(torch.accelerator.current_accelerator())
+        if _accelerated(torch)
+        else None,
         "kernel": native_description(),
         "data_root": {"path": str(root), "exists": root.is_dir()},
         "executable": os.path.basename(sys.executable),
@@ -68,16 +82,36 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(findings, indent=2))
         return 0
     print(f"sheafdeq {findings['sheafdeq']} on Python {findings['python']}, {findings['platform']}")
-    print("packages   " + ", ".join(f"{name} {version or 'absent'}" for name, version in findings["versions"].items()))
+    print(
+        "packages   "
+        + ", ".join(
+            f"{name} {version or 'absent'}" for name, version in findings["versions"].items()
+        )
+    )
     threads = findings["threads"]
-    print(f"threads    {threads['torch']} of {threads['cores']} cores (OMP_NUM_THREADS {threads['OMP_NUM_THREADS'] or 'not set'})")
+    print(
+        f"threads    {threads['torch']} of {threads['cores']} cores (OMP_NUM_THREADS "
+        f"{threads['OMP_NUM_THREADS'] or 'not set'})"
+    )
     kernel = findings["kernel"]
     if kernel["available"]:
-        print(f"kernel     native, {kernel['instruction_set']}, OpenMP {'yes' if kernel['openmp'] else 'no'} ({kernel['compiler']})")
+        print(
+            f"kernel     native, {kernel['instruction_set']}, OpenMP "
+            f"{'yes' if kernel['openmp'] else 'no'} ({kernel['compiler']})"
+        )
     else:
-        print("kernel     pure PyTorch (native kernel not built: install a C++ compiler and reinstall; results are the same, slower)")
+        print(
+            "kernel     pure PyTorch (native kernel not built: install a C++ compiler and "
+            "reinstall; results are the same, slower)"
+        )
     print(f"device     {findings['accelerator'] or 'CPU only'}")
     root = findings["data_root"]
-    state = "present" if root["exists"] else "not there yet; set SHEAFDEQ_DATA or pass --root, or let a task download with consent"
+    state = (
+        "present"
+        if root["exists"]
+        else (
+            "not there yet; set SHEAFDEQ_DATA or pass --root, or let a task download with consent"
+        )
+    )
     print(f"data root  {root['path']} ({state})")
     return 0

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from sheafdeq.evaluation import Checkpoint
 
 GRAPHS = {"fresh": list(range(1000, 1010)), "validation_graphs": list(range(200, 206))}
-"""Graph seeds of community tasks that no training and no choice has looked at: ten to judge by, six to choose by."""
+"""Graph seeds of community tasks that no training and no choice has looked at: ten to judge by, six
+to choose by."""
 
 
 def configure(commands: Any) -> None:
@@ -24,26 +25,70 @@ def configure(commands: Any) -> None:
     parser = commands.add_parser(
         "evaluate",
         help="judge finished runs on any task they fit",
-        description="Load the checkpoint of a run and judge it: on the task it was trained on, on that task with other options, on "
-        "another task, or on your own graph. A model with a guarantee is solved until it is at rest, the others run as trained.",
+        description="Load the checkpoint of a run and judge it: on the task it was trained on, on "
+        "that task with other options, on "
+        "another task, or on your own graph. A model with a guarantee is solved until it is at "
+        "rest, the others run as trained.",
     )
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="a run directory, or a folder: every run below it")
-    parser.add_argument("--models", "--model", metavar="NAME", nargs="+", dest="model", help="of a folder, only these models")
+    parser.add_argument(
+        "runs", metavar="RUN", nargs="+", help="a run directory, or a folder: every run below it"
+    )
+    parser.add_argument(
+        "--models",
+        "--model",
+        metavar="NAME",
+        nargs="+",
+        dest="model",
+        help="of a folder, only these models",
+    )
     parser.add_argument("--task", metavar="NAME", help="another task (default: the run's own)")
     parser.add_argument("--level", type=int, help="another heterophily level")
     parser.add_argument(
-        "--task-set", metavar="KEY=VALUE", action="append", default=[], help="a task option (test_seeds=[7,8]); may be repeated"
+        "--task-set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="a task option (test_seeds=[7,8]); may be repeated",
     )
-    parser.add_argument("--fresh", action="store_true", help="community: ten graphs nobody has seen, graph seeds 1000 to 1009")
-    parser.add_argument("--validation-graphs", action="store_true", help="community: six graphs to choose by, graph seeds 200 to 205")
-    parser.add_argument("--npz", metavar="FILE", help="your own graph: x, edge_index, y and masks in one npz archive")
-    parser.add_argument("--nodes", metavar="FILE", help="your own graph: node table (CSV), together with --edges")
-    parser.add_argument("--edges", metavar="FILE", help="your own graph: edge table (CSV), together with --nodes")
-    parser.add_argument("--undirected", action="store_true", help="store every edge of the edge table both ways")
-    parser.add_argument("--seed", type=int, help="draw 60/20/20 masks with this seed if your graph has none")
-    parser.add_argument("--split", choices=["train", "validation", "test", "all"], default="test", help="what to score (default test)")
+    parser.add_argument(
+        "--fresh",
+        action="store_true",
+        help="community: ten graphs nobody has seen, graph seeds 1000 to 1009",
+    )
+    parser.add_argument(
+        "--validation-graphs",
+        action="store_true",
+        help="community: six graphs to choose by, graph seeds 200 to 205",
+    )
+    parser.add_argument(
+        "--npz",
+        metavar="FILE",
+        help="your own graph: x, edge_index, y and masks in one npz archive",
+    )
+    parser.add_argument(
+        "--nodes", metavar="FILE", help="your own graph: node table (CSV), together with --edges"
+    )
+    parser.add_argument(
+        "--edges", metavar="FILE", help="your own graph: edge table (CSV), together with --nodes"
+    )
+    parser.add_argument(
+        "--undirected", action="store_true", help="store every edge of the edge table both ways"
+    )
+    parser.add_argument(
+        "--seed", type=int, help="draw 60/20/20 masks with this seed if your graph has none"
+    )
+    parser.add_argument(
+        "--split",
+        choices=["train", "validation", "test", "all"],
+        default="test",
+        help="what to score (default test)",
+    )
     parser.add_argument("--threads", type=int, help="threads of torch (default: torch's own)")
-    parser.add_argument("--out", metavar="DIR", help="write one record a run (*.eval.json); a record that is there is kept")
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        help="write one record a run (*.eval.json); a record that is there is kept",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
@@ -88,9 +133,14 @@ def _check_options(options: argparse.Namespace) -> None:
     if options.fresh and options.validation_graphs:
         raise UsageError("--fresh and --validation-graphs are two sets of graphs: choose one")
     if own and (named or options.fresh or options.validation_graphs):
-        raise UsageError("--task, --level, --task-set, --fresh and --validation-graphs are for named tasks, not for your own files")
+        raise UsageError(
+            "--task, --level, --task-set, --fresh and --validation-graphs are for "
+            "named tasks, not for your own files"
+        )
     if not own and (options.seed is not None or options.undirected):
-        raise UsageError("--seed and --undirected are for your own graph; a named task takes --task-set seed=...")
+        raise UsageError(
+            "--seed and --undirected are for your own graph; a named task takes --task-set seed=..."
+        )
 
 
 def _expand(path: Path, options: argparse.Namespace) -> list[Path]:
@@ -102,10 +152,15 @@ def _expand(path: Path, options: argparse.Namespace) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise UsageError(f"{path}: neither a run directory nor a folder of runs")
-    found = [file.parent for file in record_paths([path]) if (file.parent / CHECKPOINT_FACTS).is_file()]
+    found = [
+        file.parent for file in record_paths([path]) if (file.parent / CHECKPOINT_FACTS).is_file()
+    ]
     found = [folder for folder in found if _wanted(folder, options)]
     if not found:
-        raise UsageError(f"{path}: no run with a checkpoint below it" + (f" of {options.model}" if options.model else ""))
+        raise UsageError(
+            f"{path}: no run with a checkpoint below it"
+            + (f" of {options.model}" if options.model else "")
+        )
     return found
 
 
@@ -119,7 +174,11 @@ def _wanted(folder: Path, options: argparse.Namespace) -> bool:
         return True
     if options.model and record.model.name not in options.model:
         return False
-    return record.task.name == "community" or not (options.fresh or options.validation_graphs) or options.task is not None
+    return (
+        record.task.name == "community"
+        or not (options.fresh or options.validation_graphs)
+        or options.task is not None
+    )
 
 
 def _one(path: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -137,7 +196,9 @@ def _one(path: Path, options: argparse.Namespace) -> dict[str, Any]:
         file = folder / f"{checkpoint.name}-{label or task.digest[:8]}{EVALUATION_FILE}"
         if file.is_file():
             present = EvaluationRecord.parse(read_sealed(file), str(file))
-            if (present.run, present.task["digest"]) == (checkpoint.record.id, task.digest) and set(splits) <= set(present.splits):
+            if (present.run, present.task["digest"]) == (checkpoint.record.id, task.digest) and set(
+                splits
+            ) <= set(present.splits):
                 print(f"found {file}", file=sys.stderr)
                 return present.payload()
     command = " ".join(["sheafdeq", "evaluate", f"RUN-{checkpoint.record.id[:8]}", *words])
@@ -155,9 +216,15 @@ def _task(checkpoint: Checkpoint, options: argparse.Namespace) -> tuple[Task, st
     words: list[str] = []
     seed = [] if options.seed is None else ["--seed", str(options.seed)]
     if options.npz is not None:
-        return task_from_npz(options.npz, seed=options.seed), "own", ["--npz", Path(options.npz).name, *seed]
+        return (
+            task_from_npz(options.npz, seed=options.seed),
+            "own",
+            ["--npz", Path(options.npz).name, *seed],
+        )
     if options.nodes is not None:
-        task = task_from_csv(options.nodes, options.edges, undirected=options.undirected, seed=options.seed)
+        task = task_from_csv(
+            options.nodes, options.edges, undirected=options.undirected, seed=options.seed
+        )
         words += ["--nodes", Path(options.nodes).name, "--edges", Path(options.edges).name, *seed]
         words += ["--undirected"] if options.undirected else []
         return task, "own", words
@@ -178,7 +245,9 @@ def _task(checkpoint: Checkpoint, options: argparse.Namespace) -> tuple[Task, st
     for key, seeds in GRAPHS.items():
         if getattr(options, key):
             if name != "community":
-                raise UsageError(f"--{key.replace('_', '-')} is for community tasks, {name} has no graph seeds")
+                raise UsageError(
+                    f"--{key.replace('_', '-')} is for community tasks, {name} has no graph seeds"
+                )
             settings["test_seeds"] = list(seeds)
             label = key.replace("_", "-")
             words.append(f"--{label}")
@@ -187,7 +256,10 @@ def _task(checkpoint: Checkpoint, options: argparse.Namespace) -> tuple[Task, st
     words += [word for text in options.task_set for word in ("--task-set", text)]
     task = load_task(name, level=level, split=split, **settings)
     if not words and task.digest != checkpoint.record.task.digest:
-        raise RecordError(f"{checkpoint.path}: the task's data are not those the run was trained on (digest differs)")
+        raise RecordError(
+            f"{checkpoint.path}: the task's data are not those the run was trained "
+            "on (digest differs)"
+        )
     if label and (assigned or options.task is not None or options.level is not None):
         label = ""  # not the plain set of graphs any more
     return task, label or ("" if words else "trained"), words
@@ -196,16 +268,28 @@ def _task(checkpoint: Checkpoint, options: argparse.Namespace) -> tuple[Task, st
 def summary(payload: dict[str, Any]) -> str:
     """What a person wants to know first."""
     model, task = payload["model"], payload["task"]
-    lines = [f"{model['title']}, run {payload['run'][:8]}, seed {payload['seed']}, on {task['title']}: {task['score']}"]
+    lines = [
+        f"{model['title']}, run {payload['run'][:8]}, seed {payload['seed']}, on "
+        f"{task['title']}: {task['score']}"
+    ]
     for name, part in payload["splits"].items():
         score = "not finite" if part["score"] is None else f"{part['score']:.4f}"
-        others = ", ".join(f"{key} {'-' if value is None else format(value, '.4g')}" for key, value in part["metrics"].items())
-        lines.append(f"  {name:<11}{score:>10}   {part['scored']:,} scored, {part['graphs']:,} graph(s); {others}")
+        others = ", ".join(
+            f"{key} {'-' if value is None else format(value, '.4g')}"
+            for key, value in part["metrics"].items()
+        )
+        lines.append(
+            f"  {name:<11}{score:>10}   {part['scored']:,} scored, {part['graphs']:,} "
+            f"graph(s); {others}"
+        )
     solves = payload["solves"]
     if solves is None:
         lines.append("  feed-forward: nothing is solved")
     else:
         ended = ", ".join(f"{count} {label}" for label, count in sorted(solves["statuses"].items()))
         residual = "not finite" if solves["residual"] is None else f"{solves['residual']:.3g}"
-        lines.append(f"  solves     {solves['mode']}: {ended}; largest residual {residual} after at most {solves['steps']} steps")
+        lines.append(
+            f"  solves     {solves['mode']}: {ended}; largest residual {residual} after "
+            f"at most {solves['steps']} steps"
+        )
     return "\n".join(lines)

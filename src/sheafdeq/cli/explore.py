@@ -24,15 +24,30 @@ def configure(commands: Any) -> None:
     parser = commands.add_parser(
         "explore",
         help="make a page on which a trained model iterates before your eyes",
-        description="One page, opened from disk: the graph coloured by class, prediction, residual or disagreement, a slider over the "
-        "iterations, two models or two starts or fresh and late messages side by side, and every node's state, neighbours and maps.",
+        description="One page, opened from disk: the graph coloured by class, prediction, "
+        "residual or disagreement, a slider over the "
+        "iterations, two models or two starts or fresh and late messages side by side, and every "
+        "node's state, neighbours and maps.",
     )
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="one run directory, or two on the same graph")
-    parser.add_argument("--graph", default="0", help="number of one graph of the split, or 'all' (default 0)")
-    parser.add_argument("--split", choices=["train", "validation", "test"], default="test", help="default test")
+    parser.add_argument(
+        "runs", metavar="RUN", nargs="+", help="one run directory, or two on the same graph"
+    )
+    parser.add_argument(
+        "--graph", default="0", help="number of one graph of the split, or 'all' (default 0)"
+    )
+    parser.add_argument(
+        "--split", choices=["train", "validation", "test"], default="test", help="default test"
+    )
     parser.add_argument("--iterations", type=int, default=200, help="default 200")
-    parser.add_argument("--scale", type=float, default=10.0, help="scale of the random start (default 10)")
-    parser.add_argument("--schedule", default="5,2", metavar="S,TAU", help="update window and largest delay (default 5,2)")
+    parser.add_argument(
+        "--scale", type=float, default=10.0, help="scale of the random start (default 10)"
+    )
+    parser.add_argument(
+        "--schedule",
+        default="5,2",
+        metavar="S,TAU",
+        help="update window and largest delay (default 5,2)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the schedule (default 0)")
     parser.add_argument("--megabytes", type=float, default=4.9, help="largest page (default 4.9)")
     parser.add_argument("--out", metavar="FILE", help="default explore-RUN.html")
@@ -87,28 +102,54 @@ def write_explorer(
     first = subjects[0].split.graph
     for subject in subjects[1:]:
         other = subject.split.graph
-        if not (torch.equal(first.source, other.source) and torch.equal(first.target, other.target)):
-            raise UsageError(f"{subject.path}: not on the graph of {subjects[0].path}; give runs of one task and level")
+        if not (
+            torch.equal(first.source, other.source) and torch.equal(first.target, other.target)
+        ):
+            raise UsageError(
+                f"{subject.path}: not on the graph of {subjects[0].path}; give runs "
+                "of one task and level"
+            )
     actors = []
     for subject in subjects:
         assert isinstance(subject.model, EquilibriumModel)
         title = f"{subject.record.model.title} {subject.record.id[:8]}"
         actors.append(Actor(title, subject.model, subject.score, subject.exposed))
     scene = scene_of(subjects[0].task, subjects[0].split, subjects[0].graph_label)
-    return explore(scene, actors, out, iterations=iterations, scale=scale, schedule=schedule, back=back, limit=limit)
+    return explore(
+        scene,
+        actors,
+        out,
+        iterations=iterations,
+        scale=scale,
+        schedule=schedule,
+        back=back,
+        limit=limit,
+    )
 
 
 def explore_models(
-    entries: Sequence[tuple[str, EquilibriumModel]], task: Task, split: Split, out: Path, *, iterations: int = 60
+    entries: Sequence[tuple[str, EquilibriumModel]],
+    task: Task,
+    split: Split,
+    out: Path,
+    *,
+    iterations: int = 60,
 ) -> Path:
-    """The explorer page of models just trained, on one split of their task; for commands that have no run directory."""
+    """The explorer page of models just trained, on one split of their task; for commands that have
+    no run directory."""
     from sheafdeq.explorer import Actor, explore
 
     def score(outputs: Tensor) -> float:
         return task.score(task.metrics(outputs, split))
 
     actors = [Actor(title, model, score) for title, model in entries]
-    return explore(scene_of(task, split, "first test"), actors, out, iterations=iterations, schedule=schedule_from("1,1"))
+    return explore(
+        scene_of(task, split, "first test"),
+        actors,
+        out,
+        iterations=iterations,
+        schedule=schedule_from("1,1"),
+    )
 
 
 def scene_of(task: Task, split: Split, label: str) -> Scene:

@@ -14,7 +14,16 @@ from sheafdeq.errors import UsageError
 if TYPE_CHECKING:
     from sheafdeq.report.figures import Source
 
-KINDS = ("continued", "continued-full", "settling", "async", "tau-sweep", "faults", "frontier", "training")
+KINDS = (
+    "continued",
+    "continued-full",
+    "settling",
+    "async",
+    "tau-sweep",
+    "faults",
+    "frontier",
+    "training",
+)
 
 
 def configure(commands: Any) -> None:
@@ -22,7 +31,8 @@ def configure(commands: Any) -> None:
     parser = commands.add_parser(
         "figures",
         help="draw every figure from the records",
-        description="Draw every figure the records allow: SVG, PDF, PNG, and a JSON file with caption, command and records read.",
+        description="Draw every figure the records allow: SVG, PDF, PNG, and a JSON file with "
+        "caption, command and records read.",
     )
     parser.add_argument(
         "--results", default="results", metavar="DIR",
@@ -32,8 +42,20 @@ def configure(commands: Any) -> None:
         "--runs", type=present_folder, metavar="DIR", nargs="*", default=[],
         help="more folders with run records, for training curves",
     )  # fmt: skip
-    parser.add_argument("--out", type=output_folder, default="docs/figures", metavar="DIR", help="default docs/figures")
-    parser.add_argument("--only", choices=KINDS, metavar="KIND", nargs="+", help=f"only these kinds: {', '.join(KINDS)}")
+    parser.add_argument(
+        "--out",
+        type=output_folder,
+        default="docs/figures",
+        metavar="DIR",
+        help="default docs/figures",
+    )
+    parser.add_argument(
+        "--only",
+        choices=KINDS,
+        metavar="KIND",
+        nargs="+",
+        help=f"only these kinds: {', '.join(KINDS)}",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_choice_options(parser)
     parser.set_defaults(run=run)
@@ -44,16 +66,31 @@ def run(options: Any) -> int:
     from sheafdeq.report.figures import check_sources, draw_all, read_sources, write_drawings
 
     if not options.runs and not Path(options.results).is_dir():
-        raise UsageError(f"{options.results!r} is not a folder: give the folder with the records by --results, or runs by --runs")
+        raise UsageError(
+            f"{options.results!r} is not a folder: give the folder with the records "
+            "by --results, or runs by --runs"
+        )
     choice = choice_of(options)
     sources = chosen(read_sources(options.results, options.runs), choice)
     check_sources(sources)
     drawings = draw_all(sources, options.only)
-    words = ["sheafdeq", "figures", *(["--only", *options.only] if options.only else []), *choice.words()]
+    words = [
+        "sheafdeq",
+        "figures",
+        *(["--only", *options.only] if options.only else []),
+        *choice.words(),
+    ]
     command = shlex.join(words)
     written = write_drawings(drawings, options.out, command)
     if options.json:
-        print(json.dumps({"figures": [drawing.name for drawing in drawings], "files": [str(path) for path in written]}))
+        print(
+            json.dumps(
+                {
+                    "figures": [drawing.name for drawing in drawings],
+                    "files": [str(path) for path in written],
+                }
+            )
+        )
     else:
         for drawing in drawings:
             print(f"{drawing.name}: {drawing.caption}")
@@ -68,5 +105,9 @@ def chosen(sources: list[Source], choice: Choice) -> list[Source]:
     """
     if choice.empty:
         return sources
-    accepted = {source.run.id for source in sources if source.run is not None and choice.accepts(source.run)}
-    return [s for s in sources if (s.run.id if s.run is not None else s.payload.get("run")) in accepted]
+    accepted = {
+        source.run.id for source in sources if source.run is not None and choice.accepts(source.run)
+    }
+    return [
+        s for s in sources if (s.run.id if s.run is not None else s.payload.get("run")) in accepted
+    ]

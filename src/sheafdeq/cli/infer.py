@@ -27,41 +27,137 @@ def configure(commands: Any) -> None:
     parser = commands.add_parser(
         "infer",
         help="compute outputs in parts, synchronously or asynchronously, on one machine or many",
-        description="Divide a graph into parts, solve the equilibrium of a trained model with one worker a part, and write the "
-        "outputs. The exit code is 0 when the solve converged (or ran its --horizon), 1 when it did not.",
+        description="Divide a graph into parts, solve the equilibrium of a trained model with one "
+        "worker a part, and write the "
+        "outputs. The exit code is 0 when the solve converged (or ran its --horizon), 1 when it "
+        "did not.",
     )
-    parser.add_argument("run_directory", metavar="RUN", help="a run directory (record and checkpoint)")
-    parser.add_argument("--split", choices=["train", "validation", "test"], default="test", help="graphs of the run's task (default test)")
-    parser.add_argument("--graph", default="all", help="number of one graph of the split, or 'all' (default)")
-    parser.add_argument("--npz", metavar="FILE", help="your own graph instead: x, edge_index and perhaps edge_attr in one npz archive")
-    parser.add_argument("--nodes", metavar="FILE", help="your own graph: node table (CSV), with --edges; label columns are ignored")
-    parser.add_argument("--edges", metavar="FILE", help="your own graph: edge table (CSV) with source and target")
-    parser.add_argument("--undirected", action="store_true", help="store every edge of your own graph both ways")
+    parser.add_argument(
+        "run_directory", metavar="RUN", help="a run directory (record and checkpoint)"
+    )
+    parser.add_argument(
+        "--split",
+        choices=["train", "validation", "test"],
+        default="test",
+        help="graphs of the run's task (default test)",
+    )
+    parser.add_argument(
+        "--graph", default="all", help="number of one graph of the split, or 'all' (default)"
+    )
+    parser.add_argument(
+        "--npz",
+        metavar="FILE",
+        help="your own graph instead: x, edge_index and perhaps edge_attr in one npz archive",
+    )
+    parser.add_argument(
+        "--nodes",
+        metavar="FILE",
+        help="your own graph: node table (CSV), with --edges; label columns are ignored",
+    )
+    parser.add_argument(
+        "--edges", metavar="FILE", help="your own graph: edge table (CSV) with source and target"
+    )
+    parser.add_argument(
+        "--undirected", action="store_true", help="store every edge of your own graph both ways"
+    )
     parser.add_argument("--double", action="store_true", help="compute in float64")
     where = parser.add_argument_group("parts")
-    where.add_argument("--parts", type=int, default=2, metavar="P", help="number of parts (default 2)")
-    where.add_argument("--partition", default="auto", choices=["auto", "metis", "ordered", "blocks"], help="how nodes are assigned")
-    where.add_argument("--assignment", metavar="FILE", help="your own assignment: one part number a line, or an npz with 'part'")
-    where.add_argument("--engine", choices=["local", "ray", "in-process"], default="local", help="where workers live (default local)")
-    where.add_argument("--ray-address", metavar="HOST:PORT", help="a Ray cluster that is running (else one is started here)")
+    where.add_argument(
+        "--parts", type=int, default=2, metavar="P", help="number of parts (default 2)"
+    )
+    where.add_argument(
+        "--partition",
+        default="auto",
+        choices=["auto", "metis", "ordered", "blocks"],
+        help="how nodes are assigned",
+    )
+    where.add_argument(
+        "--assignment",
+        metavar="FILE",
+        help="your own assignment: one part number a line, or an npz with 'part'",
+    )
+    where.add_argument(
+        "--engine",
+        choices=["local", "ray", "in-process"],
+        default="local",
+        help="where workers live (default local)",
+    )
+    where.add_argument(
+        "--ray-address",
+        metavar="HOST:PORT",
+        help="a Ray cluster that is running (else one is started here)",
+    )
     where.add_argument("--threads", type=int, default=1, help="threads of every worker (default 1)")
     how = parser.add_argument_group("solving")
-    how.add_argument("--mode", choices=["sync", "async"], default="sync", help="lockstep, or every part at its own pace (default sync)")
-    how.add_argument("--steps", type=int, default=1000, help="at most so many steps (rounds of every part) (default 1000)")
-    how.add_argument("--horizon", type=int, metavar="K", help="exactly K synchronous steps, converged or not")
-    how.add_argument("--tolerance", type=float, default=1e-6, help="residual at which to stop (default 1e-6)")
-    how.add_argument("--damping", type=float, help="share of every step in (0, 1] (default: the model's own)")
-    how.add_argument("--staleness", type=int, default=4, metavar="TAU", help="async: rounds a message may be late (default 4)")
-    how.add_argument("--on-late", choices=["wait", "report"], default="wait", help="async: keep the bound, or exceed it and count")
-    how.add_argument("--seconds", type=float, metavar="S", help="stop at the next judged state after S seconds, converged or not")
-    how.add_argument("--slow", action="append", default=[], metavar="PART=FACTOR", help="slow a part down, to see what happens")
+    how.add_argument(
+        "--mode",
+        choices=["sync", "async"],
+        default="sync",
+        help="lockstep, or every part at its own pace (default sync)",
+    )
+    how.add_argument(
+        "--steps",
+        type=int,
+        default=1000,
+        help="at most so many steps (rounds of every part) (default 1000)",
+    )
+    how.add_argument(
+        "--horizon", type=int, metavar="K", help="exactly K synchronous steps, converged or not"
+    )
+    how.add_argument(
+        "--tolerance", type=float, default=1e-6, help="residual at which to stop (default 1e-6)"
+    )
+    how.add_argument(
+        "--damping", type=float, help="share of every step in (0, 1] (default: the model's own)"
+    )
+    how.add_argument(
+        "--staleness",
+        type=int,
+        default=4,
+        metavar="TAU",
+        help="async: rounds a message may be late (default 4)",
+    )
+    how.add_argument(
+        "--on-late",
+        choices=["wait", "report"],
+        default="wait",
+        help="async: keep the bound, or exceed it and count",
+    )
+    how.add_argument(
+        "--seconds",
+        type=float,
+        metavar="S",
+        help="stop at the next judged state after S seconds, converged or not",
+    )
+    how.add_argument(
+        "--slow",
+        action="append",
+        default=[],
+        metavar="PART=FACTOR",
+        help="slow a part down, to see what happens",
+    )
     how.add_argument("--loss", type=float, default=0.0, help="share of messages to lose on purpose")
-    how.add_argument("--duplication", type=float, default=0.0, help="share of messages to send twice")
-    how.add_argument("--delay", type=int, default=0, help="hold messages up to so many turns, so that they overtake each other")
-    how.add_argument("--no-bound", action="store_true", help="do not certify, so give no bound on the distance to the equilibrium")
+    how.add_argument(
+        "--duplication", type=float, default=0.0, help="share of messages to send twice"
+    )
+    how.add_argument(
+        "--delay",
+        type=int,
+        default=0,
+        help="hold messages up to so many turns, so that they overtake each other",
+    )
+    how.add_argument(
+        "--no-bound",
+        action="store_true",
+        help="do not certify, so give no bound on the distance to the equilibrium",
+    )
     parser.add_argument("--output", metavar="FILE", help="write the outputs (.npz or .csv)")
     parser.add_argument("--out", metavar="DIR", help="write the sealed record into this folder")
-    parser.add_argument("--figure", metavar="FILE", help="draw rounds, waits and residual of every part over time (png, svg, pdf)")
+    parser.add_argument(
+        "--figure",
+        metavar="FILE",
+        help="draw rounds, waits and residual of every part over time (png, svg, pdf)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
@@ -77,12 +173,16 @@ def run(options: argparse.Namespace) -> int:
 
     _check_output(options)
     torch.set_num_threads(max(1, options.threads))
-    subject = load_subject(Path(options.run_directory), options.split, options.graph, double=options.double)
+    subject = load_subject(
+        Path(options.run_directory), options.split, options.graph, double=options.double
+    )
     model: EquilibriumModel = checked_model(subject.model)
     graph, own_graph = subject.split.graph, _own_graph(options)
     if own_graph is not None:
         graph = own_graph.to(graph.x.dtype)
-    parts = _assignment(options.assignment, graph.num_nodes) if options.assignment else options.parts
+    parts = (
+        _assignment(options.assignment, graph.num_nodes) if options.assignment else options.parts
+    )
     yardstick = None if options.no_bound else yardstick_for(model, graph)
     progress = None if options.json else _Progress()
     result = infer(
@@ -106,13 +206,21 @@ def run(options: argparse.Namespace) -> int:
     if options.output:
         _write_outputs(Path(options.output), result.outputs)
     if options.out:
-        write_record(options.out, f"infer-{subject.file_name}-{options.mode}-{result.record['engine']}", record)
+        write_record(
+            options.out,
+            f"infer-{subject.file_name}-{options.mode}-{result.record['engine']}",
+            record,
+        )
     if options.figure:
         from sheafdeq.report.parts_figure import draw_parts
 
         draw_parts(record, options.figure)
     print(json.dumps(record) if options.json else _summary(record))
-    return 0 if result.solution.converged or options.horizon is not None or options.seconds is not None else 1
+    return (
+        0
+        if result.solution.converged or options.horizon is not None or options.seconds is not None
+        else 1
+    )
 
 
 def _check_output(options: argparse.Namespace) -> None:
@@ -155,7 +263,8 @@ def _slowdowns(words: list[str]) -> dict[int, float]:
     return result
 
 
-# ---------------------------------------------------------------------- a graph and an assignment of one's own
+# ---------------------------------------------------------------------- a graph and an assignment
+# of one's own
 
 
 def _own_graph(options: argparse.Namespace) -> Graph | None:
@@ -167,14 +276,24 @@ def _own_graph(options: argparse.Namespace) -> Graph | None:
         from sheafdeq.data.archives import read_npz
         from sheafdeq.regular_file import read_regular
 
-        arrays = read_npz(read_regular(options.npz), options.npz, ("x", "edge_index", "edges", "edge_attr"))
+        arrays = read_npz(
+            read_regular(options.npz), options.npz, ("x", "edge_index", "edges", "edge_attr")
+        )
         if "edges" in arrays and "edge_index" not in arrays:
             arrays["edge_index"] = arrays["edges"].T
         for name in ("x", "edge_index"):
             if name not in arrays:
                 raise DataError(f"{options.npz}: there is no array {name!r}")
-        tensors = {name: torch.from_numpy(_native(array)) for name, array in arrays.items() if name != "edges"}
-        x, edge_index, edge_attr = tensors["x"].float(), tensors["edge_index"], tensors.get("edge_attr")
+        tensors = {
+            name: torch.from_numpy(_native(array))
+            for name, array in arrays.items()
+            if name != "edges"
+        }
+        x, edge_index, edge_attr = (
+            tensors["x"].float(),
+            tensors["edge_index"],
+            tensors.get("edge_attr"),
+        )
     elif options.nodes:
         x, edge_index, edge_attr = _tables(options.nodes, options.edges)
     else:
@@ -200,25 +319,39 @@ def _tables(nodes: str, edges: str) -> tuple[Tensor, Tensor, Tensor | None]:
 
     node_rows, node_columns, _ = _table(nodes)
     edge_rows, edge_columns, _ = _table(edges)
-    for needed, columns, path in ((("node",), node_columns, nodes), (("source", "target"), edge_columns, edges)):
+    for needed, columns, path in (
+        (("node",), node_columns, nodes),
+        (("source", "target"), edge_columns, edges),
+    ):
         for column in needed:
             if column not in columns:
-                raise DataError(f"{path}, line 1: there is no column {column!r}; the columns are {', '.join(columns)}")
+                raise DataError(
+                    f"{path}, line 1: there is no column {column!r}; the columns are "
+                    f"{', '.join(columns)}"
+                )
     number = {row["node"]: index for index, (_, row) in enumerate(node_rows)}
     if len(number) != len(node_rows):
         raise DataError(f"{nodes}: a node is there twice")
-    features = [column for column in node_columns if column not in ("node", "label", "target", "split")]
+    features = [
+        column for column in node_columns if column not in ("node", "label", "target", "split")
+    ]
     attributes = [column for column in edge_columns if column not in ("source", "target")]
     ends: list[list[int]] = [[], []]
     for line, row in edge_rows:
         for end, column in enumerate(("source", "target")):
             if row[column] not in number:
-                raise DataError(f"{edges}, line {line}: {column} {row[column]!r} is not a node of {nodes}")
+                raise DataError(
+                    f"{edges}, line {line}: {column} {row[column]!r} is not a node of {nodes}"
+                )
             ends[end].append(number[row[column]])
-    x = torch.tensor([[_number(nodes, line, c, row[c]) for c in features] for line, row in node_rows])
+    x = torch.tensor(
+        [[_number(nodes, line, c, row[c]) for c in features] for line, row in node_rows]
+    )
     edge_attr = None
     if attributes:
-        edge_attr = torch.tensor([[_number(edges, line, c, row[c]) for c in attributes] for line, row in edge_rows])
+        edge_attr = torch.tensor(
+            [[_number(edges, line, c, row[c]) for c in attributes] for line, row in edge_rows]
+        )
     return x, torch.tensor(ends, dtype=torch.int64), edge_attr
 
 
@@ -262,15 +395,33 @@ class _Progress:
         print(" | ".join(words), file=sys.stderr, flush=True)
 
 
-def _record(options: argparse.Namespace, subject: Subject, result: Inference, *, own: bool) -> dict[str, Any]:
+def _record(
+    options: argparse.Namespace, subject: Subject, result: Inference, *, own: bool
+) -> dict[str, Any]:
     from sheafdeq.cli.subject import command_line
 
     words = command_line(
-        "infer", subject, parts=options.parts, mode=options.mode, engine=options.engine, split=options.split, graph=options.graph,
-        steps=options.steps, tolerance=options.tolerance, staleness=options.staleness, on_late=options.on_late,
-        slow=options.slow, loss=options.loss, duplication=options.duplication, delay=options.delay, damping=options.damping,
-        horizon=options.horizon, seconds=options.seconds, double=options.double, partition=options.partition,
-    )  # fmt: skip
+        "infer",
+        subject,
+        parts=options.parts,
+        mode=options.mode,
+        engine=options.engine,
+        split=options.split,
+        graph=options.graph,
+        steps=options.steps,
+        tolerance=options.tolerance,
+        staleness=options.staleness,
+        on_late=options.on_late,
+        slow=options.slow,
+        loss=options.loss,
+        duplication=options.duplication,
+        delay=options.delay,
+        damping=options.damping,
+        horizon=options.horizon,
+        seconds=options.seconds,
+        double=options.double,
+        partition=options.partition,
+    )
     facts = {**subject.facts(), **result.record}
     if own:
         facts["graph"], score = "your own", None
@@ -294,16 +445,24 @@ def _write_outputs(path: Path, outputs: Tensor) -> None:
         write_bytes(path, stream.getvalue())
         return
     lines = [",".join(["node", *(f"output{k}" for k in range(array.shape[1]))])]
-    lines += [",".join([str(node), *(repr(float(value)) for value in row)]) for node, row in enumerate(array)]
+    lines += [
+        ",".join([str(node), *(repr(float(value)) for value in row)])
+        for node, row in enumerate(array)
+    ]
     write_bytes(path, ("\n".join(lines) + "\n").encode())
 
 
 def _summary(record: dict[str, Any]) -> str:
     bound = record["bound"]
     if "distance_at_most" in bound:
-        values = ", ".join("infinite" if value is None else f"{value:.2e}" for value in bound["distance_at_most"])
+        values = ", ".join(
+            "infinite" if value is None else f"{value:.2e}" for value in bound["distance_at_most"]
+        )
         unit = "by level: " if bound["by"] == "level" else ""
-        text = f"at most {unit}{values} in {bound['metric']} (rate {bound['rate']:.4g}, {bound['grounds']})"
+        text = (
+            f"at most {unit}{values} in {bound['metric']} (rate {bound['rate']:.4g}, "
+            f"{bound['grounds']})"
+        )
     else:
         text = f"not known; {bound['known']}"
     score = "" if record["score"] is None else f", {record['task']['score']} {record['score']:.4g}"
@@ -312,15 +471,18 @@ def _summary(record: dict[str, Any]) -> str:
         f"{record['mode']}, {record['engine']}{score}",
         f"  {record['solve']['text']}",
         f"  distance to the equilibrium: {text}",
-        f"  {record['seconds']:.2f} s, {record['messages']:,} messages, {record['message_bytes'] / 1e6:.1f} MB, "
+        f"  {record['seconds']:.2f} s, {record['messages']:,} messages, "
+        f"{record['message_bytes'] / 1e6:.1f} MB, "
         f"{record['seconds_waiting']:.2f} s of waiting in all parts, {record['restarts']} restarts",
     ]
     if record["mode"] == "async":
-        lines.append(f"  largest staleness read {record['largest_staleness']} (bound {record['staleness_bound']}, {record['on_late']}), "
+        lines.append(f"  largest staleness read {record['largest_staleness']} (bound "
+                     f"{record['staleness_bound']}, {record['on_late']}), "
                      f"{record['late_reads']} late reads")  # fmt: skip
     for part in record["parts"]:
         lines.append(
-            f"  part {part['part']}: {part['nodes']:,} nodes, {part['edges']:,} edges, halo {part['halo']:,}; {part['rounds']} rounds, "
+            f"  part {part['part']}: {part['nodes']:,} nodes, {part['edges']:,} edges, halo "
+            f"{part['halo']:,}; {part['rounds']} rounds, "
             f"waited {part['waited']:.2f} s, {part['restarts']} restarts"
         )
     return "\n".join(lines)

@@ -1,4 +1,5 @@
-"""``sheafdeq models``: the paper's architecture table and its parameter counts, made from the code."""
+"""``sheafdeq models``: the paper's architecture table and its parameter counts, made from the
+code."""
 
 from __future__ import annotations
 
@@ -24,15 +25,22 @@ def configure(commands: Any) -> None:
     parser = commands.add_parser(
         "models",
         help="list the models with their parameter counts",
-        description="List every model: parameters in the community configuration (c = 48, d = 3, q = 16, K = 20, 3 classes) for three "
-        "input features, which the paper's printed counts need, and for the real two; propagation, what makes it well-posed, "
+        description="List every model: parameters in the community configuration (c = 48, d = 3, "
+        "q = 16, K = 20, 3 classes) for three "
+        "input features, which the paper's printed counts need, and for the real two; "
+        "propagation, what makes it well-posed, "
         "gradient and inference. Give names to see their options.",
     )
     names: Any = parser.add_argument(
-        "names", nargs="*", metavar="NAME", help="only these models, with their options and the paper's grid"
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="only these models, with their options and the paper's grid",
     )
     names.completer = names_of(model_names)
-    parser.add_argument("--wide", action="store_true", help="every column, however wide the terminal is")
+    parser.add_argument(
+        "--wide", action="store_true", help="every column, however wide the terminal is"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
@@ -52,11 +60,16 @@ def table(names: list[str] | None = None) -> list[dict[str, Any]]:
     for spec in MODELS.values():
         if names and spec.name not in names:
             continue
-        kinds = list(dict.fromkeys(options["maps"] for options in spec.grid if "maps" in options)) or [""]
+        kinds = list(
+            dict.fromkeys(options["maps"] for options in spec.grid if "maps" in options)
+        ) or [""]
         for kind in kinds:
             options = {"maps": kind} if kind else {}
             at_three, at_two = (
-                build_model(spec.name, replace(COMMUNITY, in_channels=f), **options).num_parameters() for f in (3, 2)
+                build_model(
+                    spec.name, replace(COMMUNITY, in_channels=f), **options
+                ).num_parameters()
+                for f in (3, 2)
             )
             rows.append(
                 {
@@ -87,7 +100,17 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"models": rows, "notes": NOTES}, indent=2))
         return 0
-    head = ("model", "name", "f = 3", "paper", "f = 2", "propagation", "well-posedness", "gradient", "inference")
+    head = (
+        "model",
+        "name",
+        "f = 3",
+        "paper",
+        "f = 2",
+        "propagation",
+        "well-posedness",
+        "gradient",
+        "inference",
+    )
     lines = [
         (
             row["title"],
@@ -109,8 +132,14 @@ def run(options: argparse.Namespace) -> int:
     print()
     for name in options.names:
         spec = MODELS[name]
-        print(f"\n{name} options: " + ", ".join(f"{key}={value!r}" for key, value in spec.options.items()))
+        print(
+            f"\n{name} options: "
+            + ", ".join(f"{key}={value!r}" for key, value in spec.options.items())
+        )
         for key, kind in spec.types.items():
             print(f"  {key}: {kind.words}")
-        print(f"{name} grid of the paper: " + "; ".join(str(dict(entry)) for entry in MODELS[name].grid))
+        print(
+            f"{name} grid of the paper: "
+            + "; ".join(str(dict(entry)) for entry in MODELS[name].grid)
+        )
     return 0

@@ -21,28 +21,42 @@ def configure(commands: Any) -> None:
     parser = commands.add_parser(
         "report",
         help="make a folder of pages from the records: open its index.html",
-        description="Tables beside the paper's numbers, a page for each run, and a page to compare runs. The folder opens from "
-        "disk and asks no other host for anything. A file that cannot be trusted is listed on the first page (exit code 1).",
+        description="Tables beside the paper's numbers, a page for each run, and a page to "
+        "compare runs. The folder opens from "
+        "disk and asks no other host for anything. A file that cannot be trusted is listed on the "
+        "first page (exit code 1).",
     )
     parser.add_argument(
-        "runs", metavar="RUN", nargs="*", default=["results"], help="run directories or folders of runs (default results)"
+        "runs",
+        metavar="RUN",
+        nargs="*",
+        default=["results"],
+        help="run directories or folders of runs (default results)",
     )
-    parser.add_argument("--out", default="site", metavar="DIR", help="folder to write (default site)")
+    parser.add_argument(
+        "--out", default="site", metavar="DIR", help="folder to write (default site)"
+    )
     parser.add_argument(
         "--results",
         metavar="DIR",
         action="append",
-        help="more folders with diagnostic, asynchronous and certificate records (default: results, if there is one)",
+        help="more folders with diagnostic, asynchronous and certificate records (default: "
+        "results, if there is one)",
     )
     parser.add_argument(
         "--explore",
         metavar="RUN",
         action="append",
         default=[],
-        help="also make the explorer page of this run directory (may be repeated; RUN,RUN puts two side by side)",
+        help="also make the explorer page of this run directory (may be repeated; RUN,RUN puts "
+        "two side by side)",
     )
-    parser.add_argument("--iterations", type=int, default=200, help="of the explorer pages (default 200)")
-    parser.add_argument("--schedule", default="5,2", metavar="S,TAU", help="of the explorer pages (default 5,2)")
+    parser.add_argument(
+        "--iterations", type=int, default=200, help="of the explorer pages (default 200)"
+    )
+    parser.add_argument(
+        "--schedule", default="5,2", metavar="S,TAU", help="of the explorer pages (default 5,2)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
@@ -59,10 +73,17 @@ def run(options: Any) -> int:
     for name in options.runs:
         if not Path(name).is_dir():
             raise UsageError(f"{name}: no such folder; give run directories or folders of runs")
-    studies = options.results if options.results is not None else [name for name in ("results",) if Path(name).is_dir()]
+    studies = (
+        options.results
+        if options.results is not None
+        else [name for name in ("results",) if Path(name).is_dir()]
+    )
     collection = collect_both(options.runs, studies)
     if not collection.runs and not collection.excluded:
-        raise InputError(f"no run records below {', '.join(options.runs)}: make one with `sheafdeq train --out runs`")
+        raise InputError(
+            f"no run records below {', '.join(options.runs)}: make one with "
+            "`sheafdeq train --out runs`"
+        )
     for names in options.explore:
         _explore(names, Path(options.out), options)
     parameters = parameter_table(parameter_counts())
@@ -96,7 +117,11 @@ def collect_both(runs: Sequence[str], studies: Sequence[str]) -> Collection:
 
     def merged(kind: str) -> tuple[Any, ...]:
         first, second = getattr(found, kind), getattr(more, kind)
-        about = [entry for entry in second if (entry.get("run") if isinstance(entry, dict) else entry.run) in ids]
+        about = [
+            entry
+            for entry in second
+            if (entry.get("run") if isinstance(entry, dict) else entry.run) in ids
+        ]
         return (*first, *(entry for entry in about if entry not in first))
 
     kinds = ("evaluations", "diagnostics", "studies", "certificates")
@@ -104,7 +129,8 @@ def collect_both(runs: Sequence[str], studies: Sequence[str]) -> Collection:
 
 
 def _explore(names: str, out: Path, options: Any) -> None:
-    """The explorer page of a run (or of two on one graph), inside the report and filed under the first."""
+    """The explorer page of a run (or of two on one graph), inside the report and filed under the
+    first."""
     from sheafdeq.cli.explore import schedule_from, write_explorer
     from sheafdeq.cli.subject import load_subject
     from sheafdeq.report.site import prepare_folder
@@ -115,4 +141,10 @@ def _explore(names: str, out: Path, options: Any) -> None:
     prepare_folder(out)
     page = out / "explore" / f"{name}.html"
     schedule = schedule_from(options.schedule)
-    write_explorer(subjects, page, iterations=options.iterations, schedule=schedule, back=f"../runs/{name}.html")
+    write_explorer(
+        subjects,
+        page,
+        iterations=options.iterations,
+        schedule=schedule,
+        back=f"../runs/{name}.html",
+    )

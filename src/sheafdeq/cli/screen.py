@@ -16,17 +16,23 @@ _GAP = 2
 
 
 def terminal_width(wide: bool = False) -> int | None:
-    """Columns of the terminal; None (no limit) with ``--wide`` and when the output goes to a file or another program."""
+    """Columns of the terminal; None (no limit) with ``--wide`` and when the output goes to a file
+    or another program."""
     return None if wide or not sys.stdout.isatty() else shutil.get_terminal_size().columns
 
 
 def fitted(
-    header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None, right: Collection[int] = (), rules: bool = False
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    width: int | None,
+    right: Collection[int] = (),
+    rules: bool = False,
 ) -> str:
     """The table as lines of at most ``width`` characters (None: as long as they need).
 
-    Cells that are too long are folded; columns for which even that leaves no room are left out from the right and named.
-    Columns numbered in ``right`` are aligned to the right; ``rules`` draws lines around the header and at the end.
+    Cells that are too long are folded; columns for which even that leaves no room are left out from
+    the right and named. Columns numbered in ``right`` are aligned to the right; ``rules`` draws
+    lines around the header and at the end.
     """
     lines = [[printable(cell) for cell in line] for line in (header, *rows)]
     widths = [max(len(line[k]) for line in lines) for k in range(len(header))]
@@ -47,9 +53,14 @@ def _total(widths: Sequence[int]) -> int:
     return sum(widths) + _GAP * (len(widths) - 1)
 
 
-def _plain(lines: Sequence[Sequence[str]], widths: Sequence[int], right: Collection[int], rules: bool) -> str:
+def _plain(
+    lines: Sequence[Sequence[str]], widths: Sequence[int], right: Collection[int], rules: bool
+) -> str:
     shown = [
-        (" " * _GAP).join(cell.rjust(w) if k in right else cell.ljust(w) for k, (cell, w) in enumerate(zip(line, widths, strict=True)))
+        (" " * _GAP).join(
+            cell.rjust(w) if k in right else cell.ljust(w)
+            for k, (cell, w) in enumerate(zip(line, widths, strict=True))
+        )
         for line in lines
     ]
     rule = ["-" * _total(widths)] if rules else []
@@ -62,11 +73,23 @@ def _folded(lines: Sequence[Sequence[str]], width: int, right: Collection[int], 
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.HORIZONTALS if rules else None, padding=(0, _GAP, 0, 0), pad_edge=False, show_edge=rules)
+    table = Table(
+        box=box.HORIZONTALS if rules else None,
+        padding=(0, _GAP, 0, 0),
+        pad_edge=False,
+        show_edge=rules,
+    )
     for k, cell in enumerate(lines[0]):
-        table.add_column(Text(cell), justify="right" if k in right else "left", overflow="fold", min_width=min(6, len(cell)))
+        table.add_column(
+            Text(cell),
+            justify="right" if k in right else "left",
+            overflow="fold",
+            min_width=min(6, len(cell)),
+        )
     for line in lines[1:]:
         table.add_row(*map(Text, line))
     stream = io.StringIO()
-    Console(file=stream, width=width, color_system=None, highlight=False, legacy_windows=False).print(table)
+    Console(
+        file=stream, width=width, color_system=None, highlight=False, legacy_windows=False
+    ).print(table)
     return "".join(line.rstrip() + "\n" for line in stream.getvalue().splitlines())

@@ -15,20 +15,30 @@ def configure(commands: Any) -> None:
     parser = commands.add_parser(
         "settle",
         help="fine-tune a finished run until it settles",
-        description="Continue a finished run at a lower learning rate with growing penalties on its residual and its Jacobian. "
-        "Each stage is stored as a run of its own; finished stages are reused, interrupted ones resumed.",
+        description="Continue a finished run at a lower learning rate with growing penalties on "
+        "its residual and its Jacobian. "
+        "Each stage is stored as a run of its own; finished stages are reused, interrupted ones "
+        "resumed.",
     )
     parser.add_argument("run_path", metavar="RUN", help="directory of a finished run")
-    parser.add_argument("--out", type=output_folder, metavar="DIR", required=True, help="run store for the stages")
+    parser.add_argument(
+        "--out", type=output_folder, metavar="DIR", required=True, help="run store for the stages"
+    )
     parser.add_argument(
         "--stage",
         metavar="KEY=VALUE,...",
         action="append",
         default=[],
-        help="a stage instead of the default ones, repeatable: epochs, learning_rate, residual_weight, residual_max_weight, "
+        help="a stage instead of the default ones, repeatable: epochs, learning_rate, "
+        "residual_weight, residual_max_weight, "
         "jacobian_weight, agreement_weight, steps",
     )
-    parser.add_argument("--checkpoint-seconds", type=real_number(0), default=30.0, help="how often the state is saved (default 30)")
+    parser.add_argument(
+        "--checkpoint-seconds",
+        type=real_number(0),
+        default=30.0,
+        help="how often the state is saved (default 30)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
@@ -39,7 +49,11 @@ def run(options: argparse.Namespace) -> int:
 
     stages = tuple(parse_stage(text) for text in options.stage) or STAGES
     results = settle(
-        options.run_path, out=options.out, stages=stages, progress="auto", checkpoint_seconds=options.checkpoint_seconds
+        options.run_path,
+        out=options.out,
+        stages=stages,
+        progress="auto",
+        checkpoint_seconds=options.checkpoint_seconds,
     )
     rows: list[dict[str, Any]] = [
         {
@@ -58,7 +72,8 @@ def run(options: argparse.Namespace) -> int:
         scores, residual = row["scores"], row["residual"]
         print(
             f"stage {number}: validation {scores['validation']:.4f}, test {scores['test']:.4f}, "
-            f"largest residual at the horizon {'unknown' if residual is None else format(residual, '.3g')}"
+            "largest residual at the horizon "
+            f"{'unknown' if residual is None else format(residual, '.3g')}"
         )
     print(f"settled run: {rows[-1]['path']}")
     return 0

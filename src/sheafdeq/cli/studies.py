@@ -15,26 +15,56 @@ def configure(commands: Any) -> None:
     parser = commands.add_parser(
         "studies",
         help="make all diagnostic and asynchronous records and all figures again",
-        description="Run diagnose, async (schedules, delays up to 64, unreliable channels) and figures, one after the other.",
+        description="Run diagnose, async (schedules, delays up to 64, unreliable channels) and "
+        "figures, one after the other.",
     )
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="run directories, or folders of runs")
     parser.add_argument(
-        "--results", type=output_folder, default="results", metavar="DIR",
+        "runs", metavar="RUN", nargs="+", help="run directories, or folders of runs"
+    )
+    parser.add_argument(
+        "--results",
+        type=output_folder,
+        default="results",
+        metavar="DIR",
         help="records go below this folder (default results)",
     )
-    parser.add_argument("--figures", type=output_folder, default="docs/figures", metavar="DIR", help="default docs/figures")
     parser.add_argument(
-        "--samples", type=whole_number(1, 10**6), default=20,
+        "--figures",
+        type=output_folder,
+        default="docs/figures",
+        metavar="DIR",
+        help="default docs/figures",
+    )
+    parser.add_argument(
+        "--samples",
+        type=whole_number(1, 10**6),
+        default=20,
         help="schedules of each kind (default 20; sweeps take a quarter of it)",
     )
-    parser.add_argument("--work", type=real_number(0, 1e9, above=True), default=500, help="mean updates a node (default 500)")
-    parser.add_argument("--iterations", type=whole_number(1, 10**7), default=100, help="of diagnose (default 100)")
-    parser.add_argument("--threshold", type=real_number(), default=80.0, help="validation score a chosen run must reach (default 80)")
-    parser.add_argument("--threads", type=whole_number(1, 1024), default=1, help="threads of torch (default 1)")
+    parser.add_argument(
+        "--work",
+        type=real_number(0, 1e9, above=True),
+        default=500,
+        help="mean updates a node (default 500)",
+    )
+    parser.add_argument(
+        "--iterations", type=whole_number(1, 10**7), default=100, help="of diagnose (default 100)"
+    )
+    parser.add_argument(
+        "--threshold",
+        type=real_number(),
+        default=80.0,
+        help="validation score a chosen run must reach (default 80)",
+    )
+    parser.add_argument(
+        "--threads", type=whole_number(1, 1024), default=1, help="threads of torch (default 1)"
+    )
     parser.add_argument(
         "--paper", action="store_true",
-        help="the paper's three checkpoints (level 7, its protocol; SheafDEQ and ablation seed 43, Loop Transformer seed 42): "
-        "continued iteration, schedules, and their figures with the training curves of level 3, shift 1.2",
+        help="the paper's three checkpoints (level 7, its protocol; SheafDEQ and ablation seed "
+             "43, Loop Transformer seed 42): "
+        "continued iteration, schedules, and their figures with the training curves of level 3, "
+        "shift 1.2",
     )  # fmt: skip
     add_choice_options(parser)
     parser.set_defaults(run=run)
@@ -46,25 +76,69 @@ def run(options: Any) -> int:
 
     results = Path(options.results)
     if options.paper:
-        given = [name for name in ("run_seeds", "models", "option", "inputs", "checkpoints", "protocol", "level") if getattr(options, name)]
+        given = [
+            name
+            for name in (
+                "run_seeds",
+                "models",
+                "option",
+                "inputs",
+                "checkpoints",
+                "protocol",
+                "level",
+            )
+            if getattr(options, name)
+        ]
         if given:
-            raise UsageError(f"--paper already says which runs: leave --{given[0].replace('_', '-')} out")
-        choice = Choice(7, protocol="paper", inputs="none", checkpoints=tuple(_pair(text) for text in PAPER_CHECKPOINTS))
-        variability = Choice(3, models=("sheafdeq",), options={"shift": 1.2}, protocol="paper", inputs="none")
+            raise UsageError(
+                f"--paper already says which runs: leave --{given[0].replace('_', '-')} out"
+            )
+        choice = Choice(
+            7,
+            protocol="paper",
+            inputs="none",
+            checkpoints=tuple(_pair(text) for text in PAPER_CHECKPOINTS),
+        )
+        variability = Choice(
+            3, models=("sheafdeq",), options={"shift": 1.2}, protocol="paper", inputs="none"
+        )
     else:
         choice = choice_of(options)
-    common = [*options.runs, "--threshold", f"{options.threshold:g}", "--threads", str(options.threads), *choice.words()]
+    common = [
+        *options.runs,
+        "--threshold",
+        f"{options.threshold:g}",
+        "--threads",
+        str(options.threads),
+        *choice.words(),
+    ]
     several = ["--samples", str(options.samples), "--work", f"{options.work:g}"]
     few = ["--samples", str(max(1, options.samples // 4)), "--work", f"{options.work:g}"]
     parser = build_parser()
     places = ["--results", str(results), "--runs", *options.runs, "--out", options.figures]
     steps = [
-        ["diagnose", *common, "--iterations", str(options.iterations), "--out", str(results / "diagnostics")],
+        [
+            "diagnose",
+            *common,
+            "--iterations",
+            str(options.iterations),
+            "--out",
+            str(results / "diagnostics"),
+        ],
         ["async", *common, *several, "--out", str(results / "async")],
     ]
     if options.paper:
         steps += [
-            ["figures", *places, "--only", "continued", "continued-full", "settling", "async", *choice.words()],
+            [
+                "figures",
+                *places,
+                "--only",
+                "continued",
+                "continued-full",
+                "settling",
+                "async",
+                *choice.words(),
+            ],
             ["figures", *places, "--only", "training", *variability.words()],
         ]
     else:

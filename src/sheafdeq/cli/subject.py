@@ -1,4 +1,5 @@
-"""What ``diagnose`` and ``async`` examine: a trained model with its task, found by run directory or chosen from a store."""
+"""What ``diagnose`` and ``async`` examine: a trained model with its task, found by run directory or
+chosen from a store."""
 
 from __future__ import annotations
 
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
     from sheafdeq.equilibrium import GraphModel
     from sheafdeq.records import RunRecord
 
-FINITE_HORIZON = {"loop-transformer": "approximate: stale attention within a fixed number of loops, no equilibrium"}
+FINITE_HORIZON = {
+    "loop-transformer": "approximate: stale attention within a fixed number of "
+    "loops, no equilibrium"
+}
 """Models that are not iterated to an equilibrium: judged by their outputs, at their own horizon."""
 
 
@@ -59,12 +63,21 @@ class Subject:
         label = {} if self.label is None else {"label": self.label}
         return {
             **label,
-            "model": {"name": self.name, "title": self.record.model.title, "options": self.record.model.options},
+            "model": {
+                "name": self.name,
+                "title": self.record.model.title,
+                "options": self.record.model.options,
+            },
             "run": self.record.id,
             "seed": self.record.seed,
             "validation": self.record.scores.get("validation"),
             "protocol": protocol(self.record.config),
-            "task": {"name": self.task.name, "title": self.task.title, "level": self.task.level, "score": self.task.score_name},
+            "task": {
+                "name": self.task.name,
+                "title": self.task.title,
+                "level": self.task.level,
+                "score": self.task.score_name,
+            },
             "graph": self.graph_label,
             "nodes": graph.num_nodes,
             "edges": graph.num_edges,
@@ -77,7 +90,9 @@ class Subject:
         from sheafdeq.training.store import safe_name
 
         level = "" if self.task.level is None else f"-{self.task.level}"
-        return safe_name(f"{self.task.name}{level}-{self.name}-seed{self.record.seed}-{self.record.id[:8]}")
+        return safe_name(
+            f"{self.task.name}{level}-{self.name}-seed{self.record.seed}-{self.record.id[:8]}"
+        )
 
 
 def add_subject_options(parser: Any, graph: str) -> None:
@@ -86,16 +101,36 @@ def add_subject_options(parser: Any, graph: str) -> None:
         "runs",
         metavar="RUN",
         nargs="+",
-        help="a run directory; or a folder of runs, of which the paper's rule chooses one for each model: lowest seed whose "
+        help="a run directory; or a folder of runs, of which the paper's rule chooses one for "
+        "each model: lowest seed whose "
         "validation score reaches --threshold",
     )
-    parser.add_argument("--threshold", type=real_number(), default=80.0, help="validation score a chosen run must reach (default 80)")
-    parser.add_argument("--split", choices=["train", "validation", "test"], default="test", help="default test")
-    parser.add_argument("--graph", default=graph, help=f"number of one graph of the split, or 'all' (default {graph})")
-    parser.add_argument("--label", help="legend text of the (single) run, to tell it from others of the same model")
-    parser.add_argument("--double", action="store_true", help="convert model and data to float64 first")
-    parser.add_argument("--threads", type=whole_number(1, 1024), help="threads of torch (default: torch's own)")
-    parser.add_argument("--out", type=output_folder, metavar="DIR", help="write one record a model into this folder")
+    parser.add_argument(
+        "--threshold",
+        type=real_number(),
+        default=80.0,
+        help="validation score a chosen run must reach (default 80)",
+    )
+    parser.add_argument(
+        "--split", choices=["train", "validation", "test"], default="test", help="default test"
+    )
+    parser.add_argument(
+        "--graph",
+        default=graph,
+        help=f"number of one graph of the split, or 'all' (default {graph})",
+    )
+    parser.add_argument(
+        "--label", help="legend text of the (single) run, to tell it from others of the same model"
+    )
+    parser.add_argument(
+        "--double", action="store_true", help="convert model and data to float64 first"
+    )
+    parser.add_argument(
+        "--threads", type=whole_number(1, 1024), help="threads of torch (default: torch's own)"
+    )
+    parser.add_argument(
+        "--out", type=output_folder, metavar="DIR", help="write one record a model into this folder"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_choice_options(parser)
 
@@ -113,15 +148,26 @@ def subjects(options: Any) -> list[Subject]:
                 paths.append(path)
     if options.label is not None and len(paths) != 1:
         raise UsageError(f"--label names one run, the command line names {len(paths)}")
-    found = [load_subject(path, options.split, options.graph, double=options.double, label=options.label) for path in paths]
+    found = [
+        load_subject(path, options.split, options.graph, double=options.double, label=options.label)
+        for path in paths
+    ]
     for subject in found:
         if subject.split.size == 0:
-            raise UsageError(f"{subject.path}: {subject.graph_label} has no scored node, so there is no score: choose another --graph")
+            raise UsageError(
+                f"{subject.path}: {subject.graph_label} has no scored node, so there "
+                "is no score: choose another --graph"
+            )
     return found
 
 
 def load_subject(
-    path: Path, split: str = "test", graph: str = "all", *, double: bool = False, label: str | None = None
+    path: Path,
+    split: str = "test",
+    graph: str = "all",
+    *,
+    double: bool = False,
+    label: str | None = None,
 ) -> Subject:
     """A finished run with its model in evaluation mode and the chosen part of its task."""
     import torch
@@ -135,13 +181,19 @@ def load_subject(
     record = read_record(path)
     model = load_model(path)
     if not isinstance(model, EquilibriumModel):
-        raise InputError(f"{path}: {record.model.title} is feed-forward, there is no recurrence to examine")
+        raise InputError(
+            f"{path}: {record.model.title} is feed-forward, there is no recurrence to examine"
+        )
     try:
         task = task_of(TrainingConfig.of_record(record.config, record.id))
     except InputError as error:  # the record, not the command line, asks for it
-        raise RecordError(f"{path}: the configuration of this run cannot be used here: {error}") from error
+        raise RecordError(
+            f"{path}: the configuration of this run cannot be used here: {error}"
+        ) from error
     if task.digest != record.task.digest:
-        raise RecordError(f"{path}: the task's data are not those the run was trained on (digest differs)")
+        raise RecordError(
+            f"{path}: the task's data are not those the run was trained on (digest differs)"
+        )
     dtype = torch.float64 if double else next(model.parameters()).dtype
     model, task = model.to(dtype), task.to(dtype)
     part, where = task.splits[split], split
@@ -178,24 +230,36 @@ def _expand(path: Path, threshold: float, choice: Choice) -> list[Path]:
     if not chosen:
         asked = "" if choice.empty else f" and {' '.join(choice.words())}"
         raise InputError(
-            f"{path}: none of {len(candidates)} runs is a recurrence with a validation score of at least {threshold:g}{asked}"
+            f"{path}: none of {len(candidates)} runs is a recurrence with a validation score of "
+            f"at least {threshold:g}{asked}"
         )
     present = {(record.model.name, record.seed) for place, record in candidates if place in chosen}
-    absent = [f"{model}:{seed}" for model, seed in choice.checkpoints if (model, seed) not in present]
+    absent = [
+        f"{model}:{seed}" for model, seed in choice.checkpoints if (model, seed) not in present
+    ]
     if absent:
-        raise InputError(f"{path}: no run of {', '.join(absent)} among those asked for; train it first")
+        raise InputError(
+            f"{path}: no run of {', '.join(absent)} among those asked for; train it first"
+        )
     return chosen
 
 
-def choose(candidates: Sequence[tuple[Path, RunRecord]], threshold: float, choice: Choice) -> list[Path]:
-    """For each model and task: the lowest seed that reaches the threshold; of equal seeds the higher validation score.
+def choose(
+    candidates: Sequence[tuple[Path, RunRecord]], threshold: float, choice: Choice
+) -> list[Path]:
+    """For each model and task: the lowest seed that reaches the threshold; of equal seeds the
+    higher validation score.
 
     A checkpoint the choice names is taken whatever its score.
     """
     best: dict[tuple[str, str], tuple[tuple[float, float], Path]] = {}
     for path, record in candidates:
         validation = record.scores.get("validation", float("-inf"))
-        if record.solves is None or not choice.accepts(record) or (validation < threshold and not choice.checkpoints):
+        if (
+            record.solves is None
+            or not choice.accepts(record)
+            or (validation < threshold and not choice.checkpoints)
+        ):
             continue
         key, rank = (record.task.title, record.model.name), (float(record.seed), -validation)
         if key not in best or rank < best[key][0]:

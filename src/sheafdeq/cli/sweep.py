@@ -15,55 +15,118 @@ def configure(commands: Any) -> None:
     parser = commands.add_parser(
         "sweep",
         help="run a grid of trainings, or continue one",
-        description="Run a preset (or a TOML file of your own) over a run store. Running again continues; "
+        description="Run a preset (or a TOML file of your own) over a run store. Running again "
+        "continues; "
         "finished runs are never repeated.",
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
     runner = actions.add_parser(
-        "run", help="run or continue a sweep", description="Compute every run that is not finished; failed ones are tried again."
+        "run",
+        help="run or continue a sweep",
+        description="Compute every run that is not finished; failed ones are tried again.",
     )
     _common(runner)
-    runner.add_argument("--engine", choices=["local", "ray"], default="local", help="worker processes here (default), or Ray")
-    runner.add_argument("--jobs", type=whole_number(1, 1024), default=1, metavar="N", help="runs at the same time (default 1)")
     runner.add_argument(
-        "--budget", metavar="EPOCHS|HOURS", help="stop after so many epochs in all (500) or so much time (2h); run again to go on"
+        "--engine",
+        choices=["local", "ray"],
+        default="local",
+        help="worker processes here (default), or Ray",
     )
-    runner.add_argument("--checkpoint-seconds", type=real_number(0), default=30.0, help="how often a run's state is saved (default 30)")
-    runner.add_argument("--download", action="store_true", help="allow missing data files to be fetched and checked")
-    runner.add_argument("--ray-address", metavar="ADDRESS", help="a running Ray cluster (default: start one on this machine)")
+    runner.add_argument(
+        "--jobs",
+        type=whole_number(1, 1024),
+        default=1,
+        metavar="N",
+        help="runs at the same time (default 1)",
+    )
+    runner.add_argument(
+        "--budget",
+        metavar="EPOCHS|HOURS",
+        help="stop after so many epochs in all (500) or so much time (2h); run again to go on",
+    )
+    runner.add_argument(
+        "--checkpoint-seconds",
+        type=real_number(0),
+        default=30.0,
+        help="how often a run's state is saved (default 30)",
+    )
+    runner.add_argument(
+        "--download", action="store_true", help="allow missing data files to be fetched and checked"
+    )
+    runner.add_argument(
+        "--ray-address",
+        metavar="ADDRESS",
+        help="a running Ray cluster (default: start one on this machine)",
+    )
     runner.set_defaults(run=run)
     status = actions.add_parser(
-        "status", help="what is done and what is left", description="Count finished, running, failed and remaining runs."
+        "status",
+        help="what is done and what is left",
+        description="Count finished, running, failed and remaining runs.",
     )
     _common(status)
-    status.add_argument("--missing", action="store_true", help="also list every run that is not done")
+    status.add_argument(
+        "--missing", action="store_true", help="also list every run that is not done"
+    )
     status.set_defaults(run=show_status)
     export = actions.add_parser(
         "export",
         help="copy the records of finished runs",
-        description="Copy the records of a sweep's finished runs into a folder that tables read, under telling names.",
+        description="Copy the records of a sweep's finished runs into a folder that tables read, "
+        "under telling names.",
     )
     _common(export)
-    export.add_argument("--results", type=output_folder, metavar="DIR", default="results", help="folder to copy into (default results)")
-    export.add_argument("--checkpoints", action="store_true", help="copy whole run directories, with their checkpoints")
+    export.add_argument(
+        "--results",
+        type=output_folder,
+        metavar="DIR",
+        default="results",
+        help="folder to copy into (default results)",
+    )
+    export.add_argument(
+        "--checkpoints",
+        action="store_true",
+        help="copy whole run directories, with their checkpoints",
+    )
     export.set_defaults(run=copy_records)
-    listing = actions.add_parser("list", help="the presets", description="Presets that ship with the package.")
+    listing = actions.add_parser(
+        "list", help="the presets", description="Presets that ship with the package."
+    )
     listing.add_argument("--json", action="store_true", help="print one JSON object")
     listing.set_defaults(run=show_list)
 
 
 def _common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("preset", metavar="PRESET", help="a preset (see `sheafdeq sweep list`) or a .toml file")
-    parser.add_argument("--out", type=output_folder, metavar="DIR", default="runs", help="run store (default runs)")
-    parser.add_argument("--shard", metavar="I/N", help="only the I-th of N parts, 1 <= I <= N (a SLURM array)")
-    parser.add_argument("--threads", type=whole_number(1, 1024), help="threads of each run (default 1; part of the runs' identity)")
     parser.add_argument(
-        "--set", metavar="KEY=VALUE", action="append", default=[], help="replace a training field of every run (max_epochs=300)"
+        "preset", metavar="PRESET", help="a preset (see `sheafdeq sweep list`) or a .toml file"
     )
-    parser.add_argument("--code-version", metavar="LABEL", help="name runs by this label instead of the digest of the sources")
+    parser.add_argument(
+        "--out", type=output_folder, metavar="DIR", default="runs", help="run store (default runs)"
+    )
+    parser.add_argument(
+        "--shard", metavar="I/N", help="only the I-th of N parts, 1 <= I <= N (a SLURM array)"
+    )
+    parser.add_argument(
+        "--threads",
+        type=whole_number(1, 1024),
+        help="threads of each run (default 1; part of the runs' identity)",
+    )
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="replace a training field of every run (max_epochs=300)",
+    )
+    parser.add_argument(
+        "--code-version",
+        metavar="LABEL",
+        help="name runs by this label instead of the digest of the sources",
+    )
     parser.add_argument(
         "--recorded", metavar="DIR", action="append", default=[],
-        help="count runs with a record below DIR as done, whichever version of the sources made it; may be repeated",
+        help="count runs with a record below DIR as done, whichever version of the sources made "
+             "it; may be repeated",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -87,7 +150,16 @@ def _sweep(options: argparse.Namespace) -> Any:
     recorded = collect(options.recorded, studies=False)
     for problem in recorded.excluded:
         print(f"excluded {problem}", file=sys.stderr)
-    return sweep, store, sweep.plan(store, parse_shard(options.shard), recorded.runs, download=getattr(options, "download", False))
+    return (
+        sweep,
+        store,
+        sweep.plan(
+            store,
+            parse_shard(options.shard),
+            recorded.runs,
+            download=getattr(options, "download", False),
+        ),
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -101,7 +173,12 @@ def run(options: argparse.Namespace) -> int:
     def tell(line: str) -> None:
         print(f"{sweep.name}: {line}", file=sys.stderr, flush=True)
 
-    settings = {"jobs": options.jobs, "budget": budget, "checkpoint_seconds": options.checkpoint_seconds, "tell": tell}
+    settings = {
+        "jobs": options.jobs,
+        "budget": budget,
+        "checkpoint_seconds": options.checkpoint_seconds,
+        "tell": tell,
+    }
     if options.engine == "ray":
         from sheafdeq.training.engines.ray import run_ray
 
@@ -112,7 +189,9 @@ def run(options: argparse.Namespace) -> int:
         run_local(entries, store, **settings)
     status = sweep.status(store, everything)
     _print_status(status, options.json)
-    return 0 if status["done"] == status["total"] or (options.budget and not status["failed"]) else 1
+    return (
+        0 if status["done"] == status["total"] or (options.budget and not status["failed"]) else 1
+    )
 
 
 def show_status(options: argparse.Namespace) -> int:
@@ -123,7 +202,8 @@ def show_status(options: argparse.Namespace) -> int:
 
 
 def copy_records(options: argparse.Namespace) -> int:
-    """Copy records, or whole runs, of a sweep; every file arrives whole, and none outside the folder."""
+    """Copy records, or whole runs, of a sweep; every file arrives whole, and none outside the
+    folder."""
     from pathlib import Path
 
     from sheafdeq.errors import RecordError, UsageError
@@ -159,7 +239,11 @@ def copy_records(options: argparse.Namespace) -> int:
         copied += 1
     missing = len(entries) - copied - len(damaged)
     facts = {"copied": copied, "missing": missing, "damaged": damaged, "folder": str(folder)}
-    print(json.dumps(facts) if options.json else f"{copied} runs copied to {folder}, {missing} not finished")
+    print(
+        json.dumps(facts)
+        if options.json
+        else f"{copied} runs copied to {folder}, {missing} not finished"
+    )
     for message in damaged:
         print(f"not copied: {message}", file=sys.stderr)
     return 1 if damaged else 0
@@ -171,7 +255,10 @@ def show_list(options: argparse.Namespace) -> int:
 
     presets = {name: Sweep.load(name) for name in preset_names()}
     if options.json:
-        facts = {name: {"description": sweep.file.description, "runs": len(sweep.configs())} for name, sweep in presets.items()}
+        facts = {
+            name: {"description": sweep.file.description, "runs": len(sweep.configs())}
+            for name, sweep in presets.items()
+        }
         print(json.dumps(facts))
         return 0
     for name, sweep in presets.items():
@@ -184,15 +271,24 @@ def _print_status(status: dict[str, Any], as_json: bool, missing: bool = False) 
         print(json.dumps(status, sort_keys=True))
         return
     left = status["seconds_left"]
-    remaining = "unknown" if left is None else f"{left / 3600:.1f} h" if left >= 3600 else f"{left / 60:.1f} min"
+    remaining = (
+        "unknown"
+        if left is None
+        else f"{left / 3600:.1f} h"
+        if left >= 3600
+        else f"{left / 60:.1f} min"
+    )
     print(
-        f"{status['sweep']}: {status['done']} done, {status['running']} running, {status['failed']} failed, "
+        f"{status['sweep']}: {status['done']} done, {status['running']} running, "
+        f"{status['failed']} failed, "
         f"{status['left']} left, {status['total']} in all; time left {remaining}"
     )
     for group in status["groups"]:
         print(f"  {group['done']:>4} of {group['total']:<4} {group['title']}")
     if missing:
         for run in status["missing"]:
-            print(f"  {run['state']:<8} {run['run']}" + (f" ({run['group']})" if run["group"] else ""))
+            print(
+                f"  {run['state']:<8} {run['run']}" + (f" ({run['group']})" if run["group"] else "")
+            )
     for failure in status["failures"]:
         print(f"  failed: {failure['run']}: {failure['error']}")

@@ -1,4 +1,5 @@
-"""``sheafdeq tables``: the paper's tables from finished runs, with the paper's numbers beside ours."""
+"""``sheafdeq tables``: the paper's tables from finished runs, with the paper's numbers beside
+ours."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from sheafdeq.report.results_page import Evidence
 
 EVIDENCE = ("runs", "evaluations", "diagnostics", "async", "async_cascade")
-"""Folders below ``results`` that tables rest on; pilots, smoke tests and what is superseded lie beside them."""
+"""Folders below ``results`` that tables rest on; pilots, smoke tests and what is superseded lie
+beside them."""
 RESULTS_COMMAND = "sheafdeq tables results --out RESULTS.md --figures docs/figures"
 NAMES = ("community", "distributed", "parameters", "staleness", "all", "results")
 
@@ -33,26 +35,60 @@ def configure(commands: Any) -> None:
     parser = commands.add_parser(
         "tables",
         help="print the paper's tables from finished runs",
-        description="Print a table from run records: configuration with the highest mean validation score (blind to test) for "
-        "each family and column, median [min, max] of the test score over seeds, the paper's number beside it. Missing cells "
+        description="Print a table from run records: configuration with the highest mean "
+        "validation score (blind to test) for "
+        "each family and column, median [min, max] of the test score over seeds, the paper's "
+        "number beside it. Missing cells "
         "are shown as missing.",
     )
-    parser.add_argument("table", choices=NAMES, help="'all' shows every record, whatever its task; 'results' is the page RESULTS.md")
-    parser.add_argument("--full", action="store_true", help="every configuration in a row of its own")
-    parser.add_argument("--columns", nargs="+", metavar="TITLE", help="only these columns (L7 L10), and rows with a number of ours in them")
-    parser.add_argument("--format", choices=["text", "markdown", "latex", "csv", "html"], default="text", help="default text")
-    parser.add_argument("--metric", help="another metric of the test split in place of the score (mse, r2, accuracy, ...)")
+    parser.add_argument(
+        "table",
+        choices=NAMES,
+        help="'all' shows every record, whatever its task; 'results' is the page RESULTS.md",
+    )
+    parser.add_argument(
+        "--full", action="store_true", help="every configuration in a row of its own"
+    )
+    parser.add_argument(
+        "--columns",
+        nargs="+",
+        metavar="TITLE",
+        help="only these columns (L7 L10), and rows with a number of ours in them",
+    )
+    parser.add_argument(
+        "--format",
+        choices=["text", "markdown", "latex", "csv", "html"],
+        default="text",
+        help="default text",
+    )
+    parser.add_argument(
+        "--metric",
+        help="another metric of the test split in place of the score (mse, r2, accuracy, ...)",
+    )
     parser.add_argument(
         "--results", type=present_folder, metavar="DIR", action="append",
-        help="folder with records (default results, of which community, distributed and results leave pilots and the like out; "
+        help="folder with records (default results, of which community, distributed and results "
+             "leave pilots and the like out; "
         "may be repeated, runs as well)",
     )  # fmt: skip
-    parser.add_argument("--wide", action="store_true", help="every column, however wide the terminal is")
-    parser.add_argument("--out", metavar="FILE", help="write to a file; of 'results' also a README.md beside it, between its marks")
     parser.add_argument(
-        "--explanations", metavar="FILE", help="of 'results': what explains differences (default explanations.toml in --results)"
+        "--wide", action="store_true", help="every column, however wide the terminal is"
     )
-    parser.add_argument("--figures", metavar="DIR", help="of 'results': also draw the community table into this folder")
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help="write to a file; of 'results' also a README.md beside it, between its marks",
+    )
+    parser.add_argument(
+        "--explanations",
+        metavar="FILE",
+        help="of 'results': what explains differences (default explanations.toml in --results)",
+    )
+    parser.add_argument(
+        "--figures",
+        metavar="DIR",
+        help="of 'results': also draw the community table into this folder",
+    )
     parser.set_defaults(run=run)
 
 
@@ -67,7 +103,9 @@ def run(options: argparse.Namespace) -> int:
         root = folders[0]
         for folder in folders:
             if not folder.is_dir():
-                raise UsageError(f"{folder}: no such folder; give the folder with the records by --results DIR")
+                raise UsageError(
+                    f"{folder}: no such folder; give the folder with the records by --results DIR"
+                )
         if options.results is None and options.table in ("community", "distributed", "results"):
             folders = evidence_folders(root)
         if options.table == "results":
@@ -84,9 +122,14 @@ def run(options: argparse.Namespace) -> int:
             summaries = summarise(found.runs)
             _check_metric(options.metric, summaries)
             if options.table == "all":
-                table = tables.overview_table(summaries, select, full=options.full, metric=options.metric)
+                table = tables.overview_table(
+                    summaries, select, full=options.full, metric=options.metric
+                )
                 if found.excluded:
-                    note = f"{len(found.excluded)} file(s) or folder(s) could not be read and are not in this table."
+                    note = (
+                        f"{len(found.excluded)} file(s) or folder(s) could not be read and "
+                        "are not in this table."
+                    )
                     table = replace(table, notes=(*table.notes, note))
             else:
                 table = tables.paper_table(
@@ -109,7 +152,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def evidence_folders(root: Path) -> list[Path]:
-    """The folders of a results folder that tables rest on; the folder itself where it has none of them."""
+    """The folders of a results folder that tables rest on; the folder itself where it has none of
+    them."""
     return [root / name for name in EVIDENCE if (root / name).is_dir()] or [root]
 
 
@@ -117,7 +161,9 @@ def write_results(root: Path, folders: list[Path], options: argparse.Namespace) 
     """The page of all results, and the section of the README that comes from it."""
     from sheafdeq.report.results_page import differences, headlines, results_page, with_section
 
-    evidence = evidence_of(folders, Path(options.explanations) if options.explanations else root / "explanations.toml")
+    evidence = evidence_of(
+        folders, Path(options.explanations) if options.explanations else root / "explanations.toml"
+    )
     for problem in (*evidence.found.excluded, *evidence.explanations.unsupported):
         print(f"excluded {problem}", file=sys.stderr)
     page = results_page(evidence, RESULTS_COMMAND)
@@ -145,15 +191,22 @@ def write_results(root: Path, folders: list[Path], options: argparse.Namespace) 
 
 
 def run_sources(root: Path, folders: list[Path]) -> list[Source]:
-    """The run records below the folders with their digests; those that cannot be read are in no table and in no figure."""
+    """The run records below the folders with their digests; those that cannot be read are in no
+    table and in no figure."""
     from sheafdeq.records import read_record, record_paths
     from sheafdeq.report.figures import Source
 
     found = []
     for path in record_paths(folders, lambda error: None):
         try:
-            name = path.relative_to(root) if path.is_relative_to(root) else Path(path.parent.name, path.name)
-            found.append(Source(name, hashlib.sha256(path.read_bytes()).hexdigest(), {}, read_record(path)))
+            name = (
+                path.relative_to(root)
+                if path.is_relative_to(root)
+                else Path(path.parent.name, path.name)
+            )
+            found.append(
+                Source(name, hashlib.sha256(path.read_bytes()).hexdigest(), {}, read_record(path))
+            )
         except (RecordError, OSError):
             continue
     return found
@@ -173,13 +226,21 @@ def evidence_of(folders: list[Path], explanations: Path) -> Evidence:
 
 def _check_metric(metric: str | None, summaries: Sequence[Summary]) -> None:
     """A metric no record has is a slip of the pen, not a table of gaps."""
-    known = sorted({name for summary in summaries for record in summary.records for name in record.metrics.get("test", {})})
+    known = sorted(
+        {
+            name
+            for summary in summaries
+            for record in summary.records
+            for name in record.metrics.get("test", {})
+        }
+    )
     if metric is not None and known and metric not in known:
         raise unknown_name("no record has the metric", metric, known)
 
 
 def parameter_counts() -> dict[int, list[tuple[str, dict[str, Any], int]]]:
-    """Counts of the registered models at the community sizes, for two input features (the task's) and three (the paper's)."""
+    """Counts of the registered models at the community sizes, for two input features (the task's)
+    and three (the paper's)."""
     from sheafdeq.registry import Shape, build_model
     from sheafdeq.report.tables import paper_numbers
 
@@ -187,7 +248,11 @@ def parameter_counts() -> dict[int, list[tuple[str, dict[str, Any], int]]]:
     for width in (2, 3):
         shape = Shape(width, 3, None, 3, 16, 20)
         counts[width] = [
-            (line["model"], line["options"], build_model(line["model"], shape, **line["options"]).num_parameters())
+            (
+                line["model"],
+                line["options"],
+                build_model(line["model"], shape, **line["options"]).num_parameters(),
+            )
             for line in paper_numbers("parameters")["rows"]
         ]
     return counts

@@ -21,31 +21,67 @@ def configure(commands: Any) -> None:
     parser = commands.add_parser(
         "tasks",
         help="list the tasks, or show one",
-        description="List every task with its kind, size and licence; 'sheafdeq tasks show NAME' examines one.",
+        description="List every task with its kind, size and licence; 'sheafdeq tasks show NAME' "
+        "examines one.",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--wide", action="store_true", help="every column, however wide the terminal is")
+    parser.add_argument(
+        "--wide", action="store_true", help="every column, however wide the terminal is"
+    )
     parser.set_defaults(run=run_list)
     actions = parser.add_subparsers(title="actions", metavar="ACTION")
     show = actions.add_parser(
         "show",
         help="sizes, splits, degrees, homophily and constant scores of one task",
-        description="Build a task and print its figures. Your own graph: --npz FILE, or --nodes FILE --edges FILE.",
+        description="Build a task and print its figures. Your own graph: --npz FILE, or --nodes "
+        "FILE --edges FILE.",
     )
-    name: Any = show.add_argument("name", nargs="?", metavar="NAME", help="a name from 'sheafdeq tasks'")
+    name: Any = show.add_argument(
+        "name", nargs="?", metavar="NAME", help="a name from 'sheafdeq tasks'"
+    )
     name.completer = names_of(task_names)
-    show.add_argument("--level", type=whole_number(0, 10), metavar="L", help="heterophily level 0 to 10 (community)")
-    show.add_argument("--split", metavar="S", help="number of a standard split, or 'public' (citation graphs)")
     show.add_argument(
-        "--option", action="append", default=[], metavar="KEY=VALUE", help="another option of the task, e.g. nodes=60"
+        "--level",
+        type=whole_number(0, 10),
+        metavar="L",
+        help="heterophily level 0 to 10 (community)",
     )
-    show.add_argument("--root", type=output_folder, metavar="FOLDER", help="data folder (default: SHEAFDEQ_DATA, else ~/.cache/sheafdeq)")
-    show.add_argument("--download", action="store_true", help="allow missing data files to be fetched and checked")
-    show.add_argument("--npz", metavar="FILE", help="your own graph: x, edge_index, y and masks in one npz archive")
-    show.add_argument("--nodes", metavar="FILE", help="your own graph: node table (CSV), together with --edges")
-    show.add_argument("--edges", metavar="FILE", help="your own graph: edge table (CSV), together with --nodes")
-    show.add_argument("--undirected", action="store_true", help="store every edge of the edge table both ways")
-    show.add_argument("--seed", type=seed_number, help="draw 60/20/20 masks with this seed if your graph has none")
+    show.add_argument(
+        "--split", metavar="S", help="number of a standard split, or 'public' (citation graphs)"
+    )
+    show.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="another option of the task, e.g. nodes=60",
+    )
+    show.add_argument(
+        "--root",
+        type=output_folder,
+        metavar="FOLDER",
+        help="data folder (default: SHEAFDEQ_DATA, else ~/.cache/sheafdeq)",
+    )
+    show.add_argument(
+        "--download", action="store_true", help="allow missing data files to be fetched and checked"
+    )
+    show.add_argument(
+        "--npz",
+        metavar="FILE",
+        help="your own graph: x, edge_index, y and masks in one npz archive",
+    )
+    show.add_argument(
+        "--nodes", metavar="FILE", help="your own graph: node table (CSV), together with --edges"
+    )
+    show.add_argument(
+        "--edges", metavar="FILE", help="your own graph: edge table (CSV), together with --nodes"
+    )
+    show.add_argument(
+        "--undirected", action="store_true", help="store every edge of the edge table both ways"
+    )
+    show.add_argument(
+        "--seed", type=seed_number, help="draw 60/20/20 masks with this seed if your graph has none"
+    )
     show.add_argument("--plot", metavar="FILE", help="also draw the task (png, svg, pdf)")
     show.add_argument("--json", action="store_true", help="print one JSON object")
     show.set_defaults(run=run_show)
@@ -82,13 +118,21 @@ def run_list(options: argparse.Namespace) -> int:
     head = ("task", "kind", "graphs", "nodes", "edges", "files", "summary")
     lines = [
         (
-            row["name"], row["kind"], f"{row['graphs']:,}", f"{row['nodes']:,}", f"{row['stored_edges']:,}",
-            "yes" if row["files"] else "no", row["summary"],
+            row["name"],
+            row["kind"],
+            f"{row['graphs']:,}",
+            f"{row['nodes']:,}",
+            f"{row['stored_edges']:,}",
+            "yes" if row["files"] else "no",
+            row["summary"],
         )
         for row in rows
-    ]  # fmt: skip
+    ]
     print(fitted(head, lines, terminal_width(options.wide), right=(2, 3, 4)), end="")
-    print("\nedges are stored edges (both directions); 'files: yes' reads the data folder, see 'tasks show --help'")
+    print(
+        "\nedges are stored edges (both directions); 'files: yes' reads the data folder, see "
+        "'tasks show --help'"
+    )
     print("\nlicences of the data:")
     for licence in dict.fromkeys(row["licence"] for row in rows):
         print(f"  {licence}: {', '.join(row['name'] for row in rows if row['licence'] == licence)}")
@@ -113,10 +157,17 @@ def run_show(options: argparse.Namespace) -> int:
     homophily = description["homophily"]
     rows = [
         ("task", f"{task.title}, {task.kind}"),
-        ("options", ", ".join(f"{key}={value}" for key, value in description["options"].items()) or "none"),
+        (
+            "options",
+            ", ".join(f"{key}={value}" for key, value in description["options"].items()) or "none",
+        ),
         ("licence", description["licence"]),
         *(("remark", remark) for remark in description["remarks"]),
-        ("features", f"{task.in_channels} for each node, {task.edge_dim} for each edge, {task.out_channels} outputs"),
+        (
+            "features",
+            f"{task.in_channels} for each node, {task.edge_dim} for each edge, "
+            f"{task.out_channels} outputs",
+        ),
         *(
             (
                 name,
@@ -127,10 +178,22 @@ def run_show(options: argparse.Namespace) -> int:
         ),
         ("degree", f"{degree['minimum']} to {degree['maximum']}, mean {degree['mean']:.3f}"),
         ("isolated", f"{degree['isolated']:,} nodes; {degree['self_loops']:,} self-loops"),
-        ("homophily", "no node classes" if homophily is None else f"{homophily:.4f} of stored edges join equal classes"),
+        (
+            "homophily",
+            "no node classes"
+            if homophily is None
+            else f"{homophily:.4f} of stored edges join equal classes",
+        ),
         ("score", f"{task.score_name}, higher is better"),
-        ("constant", f"{_figures(task.constant_score)} (test); {_figures(task.constant_over_all)} (all rows)"),
-        ("model sizes", ", ".join(f"{key} {value}" for key, value in description["dimensions"].items())),
+        (
+            "constant",
+            f"{_figures(task.constant_score)} (test); {_figures(task.constant_over_all)} "
+            "(all rows)",
+        ),
+        (
+            "model sizes",
+            ", ".join(f"{key} {value}" for key, value in description["dimensions"].items()),
+        ),
         ("digest", description["digest"] + (", as recorded" if description["as_recorded"] else "")),
     ]
     for key, value in rows:
@@ -153,7 +216,10 @@ def _task(options: argparse.Namespace) -> Task:
         raise UsageError("name one task, or give --npz FILE, or give --nodes FILE and --edges FILE")
     if options.npz is None and not tables:
         if options.seed is not None or options.undirected:
-            raise UsageError("--seed and --undirected are for your own graph; a named task takes --option seed=...")
+            raise UsageError(
+                "--seed and --undirected are for your own graph; a named task takes "
+                "--option seed=..."
+            )
         return load_task(
             options.name,
             level=options.level,
@@ -169,12 +235,18 @@ def _task(options: argparse.Namespace) -> Task:
         raise UsageError(f"--split of your own graph is a number, got {options.split!r}")
     if options.npz is not None:
         if options.undirected:
-            raise UsageError("--undirected is for --edges: an npz archive says itself which edges it stores")
+            raise UsageError(
+                "--undirected is for --edges: an npz archive says itself which edges it stores"
+            )
         return task_from_npz(options.npz, seed=options.seed, split=split or 0)
     if options.nodes is None or options.edges is None:
         raise UsageError("--nodes and --edges belong together: give both")
     return task_from_csv(
-        options.nodes, options.edges, seed=options.seed, split=split or 0, undirected=options.undirected
+        options.nodes,
+        options.edges,
+        seed=options.seed,
+        split=split or 0,
+        undirected=options.undirected,
     )
 
 

@@ -23,55 +23,133 @@ def configure(commands: Any) -> None:
     parser = commands.add_parser(
         "train",
         help="train one model on one task",
-        description="Train one configuration under the paper's protocol, keep the best-validation checkpoint, "
+        description="Train one configuration under the paper's protocol, keep the best-validation "
+        "checkpoint, "
         "and file the run under --out.",
     )
-    parser.add_argument("--config", metavar="FILE", help="a TOML file with the configuration; other options replace its values")
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="a TOML file with the configuration; other options replace its values",
+    )
     parser.add_argument(
         "--recipe",
         metavar="NAME",
-        help="a configuration that ships with the package (reliable: SheafDEQ that settles; cascade, cascade-wide: the Sheaf Cascade); "
+        help="a configuration that ships with the package (reliable: SheafDEQ that settles; "
+        "cascade, cascade-wide: the Sheaf Cascade); "
         "other options replace its values",
     )
     task: Any = parser.add_argument("--task", help="task name (see `sheafdeq tasks`)")
     task.completer = names_of(task_names)
-    parser.add_argument("--level", type=whole_number(0, 10), help="heterophily level of a community task")
+    parser.add_argument(
+        "--level", type=whole_number(0, 10), help="heterophily level of a community task"
+    )
     parser.add_argument("--split", type=int, help="number of a standard split")
-    parser.add_argument("--task-set", metavar="KEY=VALUE", action="append", default=[], help="a task option; may be repeated")
+    parser.add_argument(
+        "--task-set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="a task option; may be repeated",
+    )
     model: Any = parser.add_argument("--model", help="model name (see `sheafdeq models`)")
     model.completer = names_of(model_names)
-    parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="a model option (shift=1.3), repeatable")
-    parser.add_argument("--seed", type=seed_number, help="parameter-initialisation seed (default 42)")
-    parser.add_argument("--epochs", type=whole_number(0, 10**7), dest="max_epochs", help="at most this many epochs (default 2000)")
     parser.add_argument(
-        "--patience", type=whole_number(1, 10**7),
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="a model option (shift=1.3), repeatable",
+    )
+    parser.add_argument(
+        "--seed", type=seed_number, help="parameter-initialisation seed (default 42)"
+    )
+    parser.add_argument(
+        "--epochs",
+        type=whole_number(0, 10**7),
+        dest="max_epochs",
+        help="at most this many epochs (default 2000)",
+    )
+    parser.add_argument(
+        "--patience",
+        type=whole_number(1, 10**7),
         help="stop after so many epochs without improvement (default: the task's)",
     )
     parser.add_argument("--learning-rate", type=real_number(0, above=True), help="default 0.01")
     parser.add_argument("--weight-decay", type=real_number(0), help="default 0.0005")
     parser.add_argument("--clip-norm", type=real_number(0, above=True), help="default 1")
-    parser.add_argument("--schedule", choices=["constant", "wsd", "plateau"], help="learning-rate schedule (default wsd, the paper's)")
-    parser.add_argument("--threads", type=whole_number(1, 1024), help="threads of torch (default 1; part of the run's identity)")
-    parser.add_argument("--dtype", choices=["float32", "float64"], help="default float32")
-    parser.add_argument("--init-from", metavar="RUN", help="start from the checkpoint of a run (its directory)")
     parser.add_argument(
-        "--test-every", type=whole_number(), metavar="K",
+        "--schedule",
+        choices=["constant", "wsd", "plateau"],
+        help="learning-rate schedule (default wsd, the paper's)",
+    )
+    parser.add_argument(
+        "--threads",
+        type=whole_number(1, 1024),
+        help="threads of torch (default 1; part of the run's identity)",
+    )
+    parser.add_argument("--dtype", choices=["float32", "float64"], help="default float32")
+    parser.add_argument(
+        "--init-from", metavar="RUN", help="start from the checkpoint of a run (its directory)"
+    )
+    parser.add_argument(
+        "--test-every",
+        type=whole_number(),
+        metavar="K",
         help="record the test score at every K-th epoch, for figures only",
     )
-    parser.add_argument("--residual-weight", type=real_number(0), help="penalty on the mean squared residual (default 0)")
-    parser.add_argument("--residual-max-weight", type=real_number(0), help="penalty on the largest squared residual (default 0)")
-    parser.add_argument("--rate-weight", type=real_number(0), help="penalty on contraction rates above 0.9 (default 0)")
-    parser.add_argument("--out", type=output_folder, metavar="DIR", help="run store; without it nothing is written")
-    parser.add_argument("--download", action="store_true", help="allow missing data files to be fetched and checked")
-    parser.add_argument("--fresh", action="store_true", help="do not resume an unfinished run")
-    parser.add_argument("--checkpoint-seconds", type=real_number(0), default=30.0, help="how often the state is saved (default 30)")
-    parser.add_argument("--tensorboard", type=output_folder, metavar="DIR", help="write TensorBoard curves (needs sheafdeq[tensorboard])")
     parser.add_argument(
-        "--parts", type=whole_number(1, 1024), metavar="P",
+        "--residual-weight",
+        type=real_number(0),
+        help="penalty on the mean squared residual (default 0)",
+    )
+    parser.add_argument(
+        "--residual-max-weight",
+        type=real_number(0),
+        help="penalty on the largest squared residual (default 0)",
+    )
+    parser.add_argument(
+        "--rate-weight",
+        type=real_number(0),
+        help="penalty on contraction rates above 0.9 (default 0)",
+    )
+    parser.add_argument(
+        "--out", type=output_folder, metavar="DIR", help="run store; without it nothing is written"
+    )
+    parser.add_argument(
+        "--download", action="store_true", help="allow missing data files to be fetched and checked"
+    )
+    parser.add_argument("--fresh", action="store_true", help="do not resume an unfinished run")
+    parser.add_argument(
+        "--checkpoint-seconds",
+        type=real_number(0),
+        default=30.0,
+        help="how often the state is saved (default 30)",
+    )
+    parser.add_argument(
+        "--tensorboard",
+        type=output_folder,
+        metavar="DIR",
+        help="write TensorBoard curves (needs sheafdeq[tensorboard])",
+    )
+    parser.add_argument(
+        "--parts",
+        type=whole_number(1, 1024),
+        metavar="P",
         help="solve and differentiate in P parts with a worker each; without --out",
     )
-    parser.add_argument("--engine", choices=["local", "ray", "in-process"], default="local", help="where the workers of --parts live")
-    parser.add_argument("--save", type=output_folder, metavar="DIR", help="with --parts: write the best checkpoint into this folder")
+    parser.add_argument(
+        "--engine",
+        choices=["local", "ray", "in-process"],
+        default="local",
+        help="where the workers of --parts live",
+    )
+    parser.add_argument(
+        "--save",
+        type=output_folder,
+        metavar="DIR",
+        help="with --parts: write the best checkpoint into this folder",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
@@ -115,12 +193,24 @@ def _values(options: argparse.Namespace) -> dict[str, Any]:
         model["options"] = {**model.get("options", {}), **parse_assignments(options.set)}
     values.update(task=task, model=model)
     for key in (
-        "seed", "max_epochs", "patience", "learning_rate", "weight_decay", "clip_norm", "schedule", "threads", "dtype",
-        "init_from", "test_every",
-    ):  # fmt: skip
+        "seed",
+        "max_epochs",
+        "patience",
+        "learning_rate",
+        "weight_decay",
+        "clip_norm",
+        "schedule",
+        "threads",
+        "dtype",
+        "init_from",
+        "test_every",
+    ):
         if getattr(options, key) is not None:
             values[key] = getattr(options, key)
-    penalties = {key: getattr(options, key) for key in ("residual_weight", "residual_max_weight", "rate_weight")}
+    penalties = {
+        key: getattr(options, key)
+        for key in ("residual_weight", "residual_max_weight", "rate_weight")
+    }
     if any(value is not None for value in penalties.values()):
         given = {key: value for key, value in penalties.items() if value is not None}
         values["penalties"] = {**values.get("penalties", {}), **given}
@@ -137,7 +227,9 @@ def run(options: argparse.Namespace) -> int:
     from sheafdeq.training.progress import TensorBoardProgress, progress_from
     from sheafdeq.training.run import train
 
-    config = TrainingConfig.parse(_values(options), options.config or options.recipe or "command line")
+    config = TrainingConfig.parse(
+        _values(options), options.config or options.recipe or "command line"
+    )
     progress: Progress = progress_from("auto")
     if options.tensorboard:
         progress = TensorBoardProgress(options.tensorboard, progress)
@@ -169,19 +261,31 @@ def _in_parts(options: argparse.Namespace, config: TrainingConfig, progress: Pro
 
     if options.out:
         raise UsageError(
-            "--parts sums in another order than one process, so the run is not the one --out would name: omit --out, use --save DIR"
+            "--parts sums in another order than one process, so the run is not the one --out "
+            "would name: omit --out, use --save DIR"
         )
     if config.penalties.active:
-        raise UsageError("penalties look at whole states, which parts do not share: train without them, or without --parts")
+        raise UsageError(
+            "penalties look at whole states, which parts do not share: train without "
+            "them, or without --parts"
+        )
     held: list[Partitioned] = []
 
     def attach(model: GraphModel) -> None:
-        partitioned = Partitioned(checked_model(model), options.parts, engine=options.engine, threads=config.threads)
+        partitioned = Partitioned(
+            checked_model(model), options.parts, engine=options.engine, threads=config.threads
+        )
         held.append(partitioned)
         model.run = partitioned.run  # type: ignore[method-assign, assignment]
 
     try:
-        result = train(config, progress=progress, download=options.download, attach=attach, engine=f"parts-{options.engine}")
+        result = train(
+            config,
+            progress=progress,
+            download=options.download,
+            attach=attach,
+            engine=f"parts-{options.engine}",
+        )
     finally:
         for partitioned in held:
             partitioned.close()
@@ -190,7 +294,14 @@ def _in_parts(options: argparse.Namespace, config: TrainingConfig, progress: Pro
         folder = Path(options.save)
         folder.mkdir(parents=True, exist_ok=True)
         shape = shape_of(task_of(config))
-        save_checkpoint(folder, result.model.state_dict(), config.model.name, config.model.options, shape, parts=options.parts)
+        save_checkpoint(
+            folder,
+            result.model.state_dict(),
+            config.model.name,
+            config.model.options,
+            shape,
+            parts=options.parts,
+        )
     return result
 
 
@@ -215,10 +326,18 @@ def _print(options: argparse.Namespace, result: RunResult) -> int:
     print(f"{record.model.title} on {record.task.title}, seed {record.seed}: {record.task.score}")
     for split in ("train", "validation", "test"):
         print(f"  {split:<11}{record.scores[split]:10.4f}")
-    print(f"  best epoch {record.best.epoch} of {record.epochs} ({record.stopped}), {record.model.parameters:,} parameters")
+    print(
+        f"  best epoch {record.best.epoch} of {record.epochs} ({record.stopped}), "
+        f"{record.model.parameters:,} parameters"
+    )
     if record.solves is not None:
-        ended = ", ".join(f"{count} {label}" for label, count in sorted(record.solves.final.items()))
-        print(f"  final solves ({record.solves.steps} steps at most): {ended}; largest residual {record.solves.residual}")
+        ended = ", ".join(
+            f"{count} {label}" for label, count in sorted(record.solves.final.items())
+        )
+        print(
+            f"  final solves ({record.solves.steps} steps at most): {ended}; largest residual "
+            f"{record.solves.residual}"
+        )
     if result.path is not None:
         print(f"  {'found' if result.reused else 'stored'} in {result.path}")
     return 0

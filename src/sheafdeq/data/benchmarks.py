@@ -1,18 +1,21 @@
-"""Real graphs with their standard splits, parsed from the raw files; nothing is ever unpickled or executed.
+"""Real graphs with their standard splits, parsed from the raw files; nothing is ever unpickled or
+executed.
 
-Files lie below the data root as PyTorch Geometric's dataset classes lay out their raw files, and agree with what these
-classes return (a test compares them). The classes themselves are not used to load: they unpickle raw files and cached
-results, and a planted file would run.
+Files lie below the data root as PyTorch Geometric's dataset classes lay out their raw files, and
+agree with what these classes return (a test compares them). The classes themselves are not used to
+load: they unpickle raw files and cached results, and a planted file would run.
 
-* Citation graphs Cora, CiteSeer, PubMed (Planetoid): ten splits 48/32/20 of Geom-GCN, or ``split="public"``.
+* Citation graphs Cora, CiteSeer, PubMed (Planetoid): ten splits 48/32/20 of Geom-GCN, or
+  ``split="public"``.
 * WebKB (Texas, Wisconsin, Cornell), Actor, Chameleon, Squirrel (Geom-GCN): ten splits 48/32/20.
-* Chameleon and Squirrel without duplicate nodes, Minesweeper, Tolokers (Platonov et al. 2023): ten splits; the latter
-  two are scored by ROC-AUC.
-* MUTAG, PROTEINS (TUDataset): graph classification. There is no standard split: ten stratified folds from a fixed
-  seed; fold ``split`` tests, the next one validates. Test graphs are held out.
+* Chameleon and Squirrel without duplicate nodes, Minesweeper, Tolokers (Platonov et al. 2023): ten
+  splits; the latter two are scored by ROC-AUC.
+* MUTAG, PROTEINS (TUDataset): graph classification. There is no standard split: ten stratified
+  folds from a fixed seed; fold ``split`` tests, the next one validates. Test graphs are held out.
 
-Node classification graphs are made undirected, without self-loops or duplicate edges, unless ``undirected=False``.
-Recommended model sizes (width 48, 20 steps, stalk 3) and a patience of 200 epochs are this project's choice.
+Node classification graphs are made undirected, without self-loops or duplicate edges, unless
+``undirected=False``. Recommended model sizes (width 48, 20 steps, stalk 3) and a patience of 200
+epochs are this project's choice.
 """
 
 from __future__ import annotations
@@ -63,10 +66,15 @@ class Source:
     def paths(self) -> list[str]:
         """Its files below the data root."""
         single = self.folder.endswith(".npz")
-        return [path for path in manifest() if (path == self.folder if single else path.startswith(f"{self.folder}/"))]
+        return [
+            path
+            for path in manifest()
+            if (path == self.folder if single else path.startswith(f"{self.folder}/"))
+        ]
 
 
-# ---------------------------------------------------------------------------------------------- tasks
+# ----------------------------------------------------------------------------------------------
+# tasks
 
 
 def node_task(
@@ -78,7 +86,8 @@ def node_task(
     root: Root = None,
     download: bool = False,
 ) -> Task:
-    """Node classification on one graph, split number ``split``; ``row_normalised`` divides features by their row sum."""
+    """Node classification on one graph, split number ``split``; ``row_normalised`` divides features
+    by their row sum."""
     if not (split == "public" and source.folder.startswith("planetoid/")):
         _check_split(source, split, 10)
     arrays = _load(source, root, download)
@@ -98,7 +107,8 @@ def node_task(
     target = torch.from_numpy(arrays["target"].astype(np.int64))
     classes = int(target.max()) + 1
     train, validation, test = (
-        Split(graph, target, torch.from_numpy(arrays[part][row].astype(bool))) for part in ("train", "validation", "test")
+        Split(graph, target, torch.from_numpy(arrays[part][row].astype(bool)))
+        for part in ("train", "validation", "test")
     )
     return Task(
         name=source.name,
@@ -115,7 +125,9 @@ def node_task(
     )
 
 
-def graph_task(source: Source, *, split: int = 0, root: Root = None, download: bool = False) -> Task:
+def graph_task(
+    source: Source, *, split: int = 0, root: Root = None, download: bool = False
+) -> Task:
     """Graph classification with held-out graphs, fold number ``split`` of ten."""
     _check_split(source, split, 10)
     arrays = _load(source, root, download)
@@ -127,7 +139,9 @@ def graph_task(source: Source, *, split: int = 0, root: Root = None, download: b
         keep = chosen[graph_of_node]
         number = np.cumsum(keep) - 1
         edge_kept = keep[arrays["edges"][0]]
-        attributes = torch.from_numpy(arrays["edge_attr"][edge_kept]) if "edge_attr" in arrays else None
+        attributes = (
+            torch.from_numpy(arrays["edge_attr"][edge_kept]) if "edge_attr" in arrays else None
+        )
         graph = Graph.build(
             torch.from_numpy(arrays["x"][keep]),
             torch.from_numpy(number[arrays["edges"][:, edge_kept]]),
@@ -164,8 +178,18 @@ def _load(source: Source, root: Root, download: bool) -> Arrays:
 def _parsed(source: Source, contents: dict[str, bytes]) -> Arrays:
     try:
         return source.parse(contents, source.folder)
-    except (ValueError, KeyError, IndexError, TypeError, OverflowError, AttributeError, MemoryError) as error:
-        raise DataError(f"the files of {source.name} do not have their format: {type(error).__name__}: {error}") from error
+    except (
+        ValueError,
+        KeyError,
+        IndexError,
+        TypeError,
+        OverflowError,
+        AttributeError,
+        MemoryError,
+    ) as error:
+        raise DataError(
+            f"the files of {source.name} do not have their format: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _checked(source: Source, arrays: Arrays) -> Arrays:
@@ -174,9 +198,15 @@ def _checked(source: Source, arrays: Arrays) -> Arrays:
     def fits() -> bool:
         nodes, folds = source.nodes, arrays["train"].shape[0] if source.graphs == 1 else 0
         rows = nodes if source.graphs == 1 else source.graphs
-        x_shape = arrays["x"].shape if "x" in arrays else tuple(int(size) for size in arrays["x_shape"])
+        x_shape = (
+            arrays["x"].shape if "x" in arrays else tuple(int(size) for size in arrays["x_shape"])
+        )
         edges, target = arrays["edges"], arrays["target"]
-        whole = all(arrays[key].dtype.kind in "iu" for key in ("edges", "target", "graph_of_node") if key in arrays)
+        whole = all(
+            arrays[key].dtype.kind in "iu"
+            for key in ("edges", "target", "graph_of_node")
+            if key in arrays
+        )
         return (
             whole
             and len(x_shape) == 2
@@ -188,7 +218,11 @@ def _checked(source: Source, arrays: Arrays) -> Arrays:
             and target.shape == (rows,)
             and int(target.min()) >= 0
             and int(target.max()) < 1000
-            and all(arrays[key].shape == (folds, nodes) for key in ("train", "validation", "test") if folds)
+            and all(
+                arrays[key].shape == (folds, nodes)
+                for key in ("train", "validation", "test")
+                if folds
+            )
             and (source.graphs == 1 or _is_partition(arrays["graph_of_node"], nodes, source.graphs))
             and ("edge_attr" not in arrays or arrays["edge_attr"].shape[0] == edges.shape[1])
         )
@@ -198,12 +232,19 @@ def _checked(source: Source, arrays: Arrays) -> Arrays:
     except (KeyError, IndexError, ValueError, TypeError, OverflowError):
         fine = False
     if not fine:
-        raise DataError(f"the parsed arrays of {source.name} do not fit together: delete the folder 'parsed' of the data root")
+        raise DataError(
+            f"the parsed arrays of {source.name} do not fit together: delete the "
+            "folder 'parsed' of the data root"
+        )
     return arrays
 
 
 def _is_partition(graph_of_node: np.ndarray, nodes: int, graphs: int) -> bool:
-    within = graph_of_node.shape == (nodes,) and int(graph_of_node.min()) >= 0 and int(graph_of_node.max()) < graphs
+    within = (
+        graph_of_node.shape == (nodes,)
+        and int(graph_of_node.min()) >= 0
+        and int(graph_of_node.max()) < graphs
+    )
     return within and not (np.diff(graph_of_node) < 0).any()
 
 
@@ -239,10 +280,15 @@ def _features(arrays: Arrays) -> np.ndarray:
         return arrays["x"]
     shape = tuple(int(size) for size in arrays["x_shape"])
     try:
-        matrix = sparse.csr_matrix((arrays["x_data"], arrays["x_indices"], arrays["x_indptr"]), shape=shape)
+        matrix = sparse.csr_matrix(
+            (arrays["x_data"], arrays["x_indices"], arrays["x_indptr"]), shape=shape
+        )
         matrix.check_format(full_check=True)
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"the cached features are not a matrix ({error}): delete the folder 'parsed' of the data root") from error
+        raise DataError(
+            f"the cached features are not a matrix ({error}): delete the folder "
+            "'parsed' of the data root"
+        ) from error
     return matrix.toarray()
 
 
@@ -260,7 +306,8 @@ def _compact(x: np.ndarray) -> Arrays:
     }
 
 
-# ---------------------------------------------------------------------------------------------- raw formats
+# ---------------------------------------------------------------------------------------------- raw
+# formats
 
 
 def _parse_planetoid(contents: dict[str, bytes], folder: str) -> Arrays:
@@ -269,13 +316,20 @@ def _parse_planetoid(contents: dict[str, bytes], folder: str) -> Arrays:
         key: read_pickle(contents[f"{folder}/raw/ind.{name}.{key}"], f"ind.{name}.{key}")
         for key in ("x", "tx", "allx", "y", "ty", "ally", "graph")
     }
-    test = _integers(contents[f"{folder}/raw/ind.{name}.test.index"], f"ind.{name}.test.index")[:, 0]
+    test = _integers(contents[f"{folder}/raw/ind.{name}.test.index"], f"ind.{name}.test.index")[
+        :, 0
+    ]
     known = part["allx"].shape[0]
     n = max(int(test.max()) + 1, known + len(test))
-    if part["tx"].shape[0] != len(test) or part["ty"].shape[0] != len(test) or int(test.min()) < known:
+    if (
+        part["tx"].shape[0] != len(test)
+        or part["ty"].shape[0] != len(test)
+        or int(test.min()) < known
+    ):
         raise DataError(f"the Planetoid files of {name} do not fit together")
-    # Test rows are stored in the order of test.index. CiteSeer lists fewer test nodes than its number range has: the
-    # nodes in the gaps are isolated, without features, and get class 0, as everywhere else.
+    # Test rows are stored in the order of test.index. CiteSeer lists fewer test nodes than its
+    # number range has: the nodes in the gaps are isolated, without features, and get class 0, as
+    # everywhere else.
     x = np.zeros((n, part["allx"].shape[1]), dtype=np.float32)
     x[:known] = part["allx"].toarray()
     x[test] = part["tx"].toarray()
@@ -285,7 +339,9 @@ def _parse_planetoid(contents: dict[str, bytes], folder: str) -> Arrays:
     graph = part["graph"]
     degrees = [len(neighbours) for neighbours in graph.values()]
     source = np.repeat(np.fromiter(graph, dtype=np.int64, count=len(graph)), degrees)
-    neighbour = np.array([node for neighbours in graph.values() for node in neighbours], dtype=np.int64)
+    neighbour = np.array(
+        [node for neighbours in graph.values() for node in neighbours], dtype=np.int64
+    )
     keep = source != neighbour
     keys = np.unique(source[keep] * n + neighbour[keep])
     masks = _npz_splits(contents, f"{folder}/geom-gcn/raw/{name}", n)
@@ -304,8 +360,11 @@ def _parse_planetoid(contents: dict[str, bytes], folder: str) -> Arrays:
     }
 
 
-def _parse_geom_gcn(contents: dict[str, bytes], folder: str, *, prefix: str, indexed: bool = False) -> Arrays:
-    """Tab-separated node file (number, features, class) and edge file. ``indexed``: features list the ones."""
+def _parse_geom_gcn(
+    contents: dict[str, bytes], folder: str, *, prefix: str, indexed: bool = False
+) -> Arrays:
+    """Tab-separated node file (number, features, class) and edge file. ``indexed``: features list
+    the ones."""
     origin = f"{folder}/raw/out1_node_feature_label.txt"
     rows = [line.split(b"\t") for line in contents[origin].split(b"\n")[1:] if line]
     bad = next((i for i, row in enumerate(rows) if len(row) != 3), None)
@@ -325,8 +384,13 @@ def _parse_geom_gcn(contents: dict[str, bytes], folder: str, *, prefix: str, ind
         width = len(rows[0][1])
         bad = next((i for i, row in enumerate(rows) if len(row[1]) != width), None)
         if bad is not None:
-            raise DataError(f"{origin}, line {bad + 2}: {len(rows[bad][1])} characters of features instead of {width}")
-        characters = np.frombuffer(b"".join(row[1] for row in rows), dtype=np.uint8).reshape(n, width)
+            raise DataError(
+                f"{origin}, line {bad + 2}: {len(rows[bad][1])} characters of "
+                f"features instead of {width}"
+            )
+        characters = np.frombuffer(b"".join(row[1] for row in rows), dtype=np.uint8).reshape(
+            n, width
+        )
         digits = characters[:, ::2] - ord("0")
         if (digits > 1).any() or (characters[:, 1::2] != ord(",")).any():
             raise DataError(f"{origin}: features must be zeros and ones with commas between")
@@ -347,7 +411,11 @@ def _parse_geom_gcn(contents: dict[str, bytes], folder: str, *, prefix: str, ind
 
 def _parse_heterophilous(contents: dict[str, bytes], folder: str) -> Arrays:
     ((path, content),) = contents.items()
-    data = _npz(content, path, ("node_features", "node_labels", "edges", "train_masks", "val_masks", "test_masks"))
+    data = _npz(
+        content,
+        path,
+        ("node_features", "node_labels", "edges", "train_masks", "val_masks", "test_masks"),
+    )
     return {
         **_compact(data["node_features"]),
         "target": data["node_labels"].astype(np.int64),
@@ -370,7 +438,9 @@ def _parse_tu(contents: dict[str, bytes], folder: str) -> Arrays:
     if edges.min() < 0 or edges.max() >= n or (np.diff(graph_of_node) < 0).any():
         raise DataError(f"{name}: edges or graph numbers are out of range")
     node_labels = read("node_labels")[:, 0]
-    x = np.eye(node_labels.max() - node_labels.min() + 1, dtype=np.float32)[node_labels - node_labels.min()]
+    x = np.eye(node_labels.max() - node_labels.min() + 1, dtype=np.float32)[
+        node_labels - node_labels.min()
+    ]
     attributes = contents.get(f"{folder}/raw/{name}_node_attributes.txt")
     if attributes is not None:
         values = np.array(attributes.replace(b",", b" ").split(), dtype=np.float32).reshape(n, -1)
@@ -387,7 +457,9 @@ def _parse_tu(contents: dict[str, bytes], folder: str) -> Arrays:
     }
     if f"{folder}/raw/{name}_edge_labels.txt" in contents:
         labels = read("edge_labels")[first, 0]
-        arrays["edge_attr"] = np.eye(labels.max() - labels.min() + 1, dtype=np.float32)[labels - labels.min()]
+        arrays["edge_attr"] = np.eye(labels.max() - labels.min() + 1, dtype=np.float32)[
+            labels - labels.min()
+        ]
     return arrays
 
 
@@ -397,7 +469,11 @@ def _npz_splits(contents: dict[str, bytes], prefix: str, n: int) -> Arrays:
     for number in range(10):
         path = f"{prefix}_split_0.6_0.2_{number}.npz"
         data = _npz(contents[path], path, ("train_mask", "val_mask", "test_mask"))
-        for part, key in (("train", "train_mask"), ("validation", "val_mask"), ("test", "test_mask")):
+        for part, key in (
+            ("train", "train_mask"),
+            ("validation", "val_mask"),
+            ("test", "test_mask"),
+        ):
             if data[key].shape != (n,):
                 raise DataError(f"{path}: {key} has shape {data[key].shape} instead of ({n},)")
             masks[part].append(data[key].astype(bool))
@@ -417,63 +493,160 @@ def _integers(content: bytes, origin: str) -> np.ndarray:
         raise DataError(f"{origin} must hold whole numbers in columns: {error}") from error
 
 
-# ---------------------------------------------------------------------------------------------- the list
+# ---------------------------------------------------------------------------------------------- the
+# list
 
 _PLANETOID = "MIT (kimiyoung/planetoid); splits of Geom-GCN: none stated"
 _GEOM_GCN = "none stated (Geom-GCN asks to cite the original data)"
 _PLATONOV = "MIT (yandex-research/heterophilous-graphs)"
 _TU = "none stated (TUDataset collection)"
-_DUPLICATES = ("holds duplicate nodes that leak from train to test (Platonov et al. 2023): prefer the filtered version",)
+_DUPLICATES = (
+    "holds duplicate nodes that leak from train to test (Platonov et al. 2023): prefer "
+    "the filtered version",
+)
 _IMBALANCED = ("two classes of unequal size: scored by ROC-AUC",)
 
 NODE_SETS = {
     source.name: source
     for source in [
-        Source("cora", "planetoid/Cora", _parse_planetoid, _PLANETOID, 2708, 10556, "citations, 7 topics"),
-        Source("citeseer", "planetoid/CiteSeer", _parse_planetoid, _PLANETOID, 3327, 9104, "citations, 6 topics"),
-        Source("pubmed", "planetoid/PubMed", _parse_planetoid, _PLANETOID, 19717, 88648, "citations, 3 topics"),
-        *(
-            Source(
-                name, f"webkb/{name}", partial(_parse_geom_gcn, prefix=name), _GEOM_GCN, nodes, edges,
-                "web pages of one university, 5 kinds", remarks=("tiny: expect large variance over splits",),
-            )
-            for name, nodes, edges in (("texas", 183, 558), ("wisconsin", 251, 900), ("cornell", 183, 554))
+        Source(
+            "cora",
+            "planetoid/Cora",
+            _parse_planetoid,
+            _PLANETOID,
+            2708,
+            10556,
+            "citations, 7 topics",
         ),
         Source(
-            "actor", "actor", partial(_parse_geom_gcn, prefix="film", indexed=True), _GEOM_GCN, 7600, 53318,
+            "citeseer",
+            "planetoid/CiteSeer",
+            _parse_planetoid,
+            _PLANETOID,
+            3327,
+            9104,
+            "citations, 6 topics",
+        ),
+        Source(
+            "pubmed",
+            "planetoid/PubMed",
+            _parse_planetoid,
+            _PLANETOID,
+            19717,
+            88648,
+            "citations, 3 topics",
+        ),
+        *(
+            Source(
+                name,
+                f"webkb/{name}",
+                partial(_parse_geom_gcn, prefix=name),
+                _GEOM_GCN,
+                nodes,
+                edges,
+                "web pages of one university, 5 kinds",
+                remarks=("tiny: expect large variance over splits",),
+            )
+            for name, nodes, edges in (
+                ("texas", 183, 558),
+                ("wisconsin", 251, 900),
+                ("cornell", 183, 554),
+            )
+        ),
+        Source(
+            "actor",
+            "actor",
+            partial(_parse_geom_gcn, prefix="film", indexed=True),
+            _GEOM_GCN,
+            7600,
+            53318,
             "actors on the same page, 5 kinds",
         ),
         Source(
-            "chameleon", "wikipedia/chameleon/geom_gcn", partial(_parse_geom_gcn, prefix="chameleon"), _GEOM_GCN,
-            2277, 62742, "Wikipedia pages, 5 traffic classes", remarks=_DUPLICATES,
+            "chameleon",
+            "wikipedia/chameleon/geom_gcn",
+            partial(_parse_geom_gcn, prefix="chameleon"),
+            _GEOM_GCN,
+            2277,
+            62742,
+            "Wikipedia pages, 5 traffic classes",
+            remarks=_DUPLICATES,
         ),
         Source(
-            "squirrel", "wikipedia/squirrel/geom_gcn", partial(_parse_geom_gcn, prefix="squirrel"), _GEOM_GCN,
-            5201, 396706, "Wikipedia pages, 5 traffic classes", remarks=_DUPLICATES,
+            "squirrel",
+            "wikipedia/squirrel/geom_gcn",
+            partial(_parse_geom_gcn, prefix="squirrel"),
+            _GEOM_GCN,
+            5201,
+            396706,
+            "Wikipedia pages, 5 traffic classes",
+            remarks=_DUPLICATES,
         ),
         Source(
-            "chameleon-filtered", "heterophilous_filtered/chameleon_filtered.npz", _parse_heterophilous, _PLATONOV,
-            890, 17708, "Chameleon without duplicate nodes",
+            "chameleon-filtered",
+            "heterophilous_filtered/chameleon_filtered.npz",
+            _parse_heterophilous,
+            _PLATONOV,
+            890,
+            17708,
+            "Chameleon without duplicate nodes",
         ),
         Source(
-            "squirrel-filtered", "heterophilous_filtered/squirrel_filtered.npz", _parse_heterophilous, _PLATONOV,
-            2223, 93996, "Squirrel without duplicate nodes",
+            "squirrel-filtered",
+            "heterophilous_filtered/squirrel_filtered.npz",
+            _parse_heterophilous,
+            _PLATONOV,
+            2223,
+            93996,
+            "Squirrel without duplicate nodes",
         ),
         Source(
-            "minesweeper", "heterophilous/minesweeper/raw/minesweeper.npz", _parse_heterophilous, _PLATONOV,
-            10000, 78804, "find the mines on a 100 x 100 board", metric="roc_auc", remarks=_IMBALANCED,
+            "minesweeper",
+            "heterophilous/minesweeper/raw/minesweeper.npz",
+            _parse_heterophilous,
+            _PLATONOV,
+            10000,
+            78804,
+            "find the mines on a 100 x 100 board",
+            metric="roc_auc",
+            remarks=_IMBALANCED,
         ),
         Source(
-            "tolokers", "heterophilous/tolokers/raw/tolokers.npz", _parse_heterophilous, _PLATONOV,
-            11758, 1038000, "crowd workers, banned or not", metric="roc_auc", remarks=_IMBALANCED,
+            "tolokers",
+            "heterophilous/tolokers/raw/tolokers.npz",
+            _parse_heterophilous,
+            _PLATONOV,
+            11758,
+            1038000,
+            "crowd workers, banned or not",
+            metric="roc_auc",
+            remarks=_IMBALANCED,
         ),
     ]
-}  # fmt: skip
+}
 
 GRAPH_SETS = {
     source.name: source
     for source in [
-        Source("mutag", "tu/MUTAG", _parse_tu, _TU, 3371, 7442, "molecules, mutagenic or not", graphs=188),
-        Source("proteins", "tu/PROTEINS", _parse_tu, _TU, 43471, 162088, "proteins, enzyme or not", graphs=1113),
+        Source(
+            "mutag",
+            "tu/MUTAG",
+            _parse_tu,
+            _TU,
+            3371,
+            7442,
+            "molecules, mutagenic or not",
+            graphs=188,
+        ),
+        Source(
+            "proteins",
+            "tu/PROTEINS",
+            _parse_tu,
+            _TU,
+            43471,
+            162088,
+            "proteins, enzyme or not",
+            graphs=1113,
+        ),
     ]
 }

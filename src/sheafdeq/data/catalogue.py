@@ -35,7 +35,8 @@ class Entry:
     summary: str
     build: Callable[..., Task]
     files: bool = False  # needs files from the data root
-    work: Callable[[Mapping[str, Any]], float] | None = None  # numbers a generator would hold, from its options
+    # numbers a generator would hold, from its options
+    work: Callable[[Mapping[str, Any]], float] | None = None
 
     @cached_property
     def types(self) -> dict[str, OptionType]:
@@ -60,7 +61,10 @@ _LIMITS = {
     "train_seeds": SEED,
     "test_seeds": SEED,
     "k": Limits(1, 1000),
-    **{name: Limits(1, 10**6) for name in ("nodes", "chains", "length", "graphs", "images", "pixels")},
+    **{
+        name: Limits(1, 10**6)
+        for name in ("nodes", "chains", "length", "graphs", "images", "pixels")
+    },
 }
 _LARGEST_WORK = 2**28
 
@@ -68,38 +72,84 @@ _ENTRIES: dict[str, Entry] = {
     entry.name: entry
     for entry in [
         Entry(
-            "community", "node classification", 13_500, 130_780, 9, GENERATED,
-            "three communities, levels 0 (separate) to 10 (every edge crosses)", community,
-            work=lambda o: o["nodes"] * (o["k"] + 8) * (len(o["train_seeds"]) + len(o["test_seeds"])),
+            "community",
+            "node classification",
+            13_500,
+            130_780,
+            9,
+            GENERATED,
+            "three communities, levels 0 (separate) to 10 (every edge crosses)",
+            community,
+            work=lambda o: (
+                o["nodes"] * (o["k"] + 8) * (len(o["train_seeds"]) + len(o["test_seeds"]))
+            ),
         ),
         Entry(
-            "counting", "node regression", 1_275, 2_450, 50, GENERATED,
-            "chains of 1 to 50 nodes, each node tells the length of its chain", counting,
+            "counting",
+            "node regression",
+            1_275,
+            2_450,
+            50,
+            GENERATED,
+            "chains of 1 to 50 nodes, each node tells the length of its chain",
+            counting,
             work=lambda o: 4 * o["chains"] ** (3 if o["features"] == "one-hot" else 2),
         ),
         Entry(
-            "sums", "node regression", 100_000, 196_000, 2_000, GENERATED,
-            "chains of 50 random bits, each node tells the sum over its chain", sums,
+            "sums",
+            "node regression",
+            100_000,
+            196_000,
+            2_000,
+            GENERATED,
+            "chains of 50 random bits, each node tells the sum over its chain",
+            sums,
             work=lambda o: 8 * o["chains"] * o["length"],
         ),
         Entry(
-            "coordinates", "localisation", 30_000, 221_818, 1_500, GENERATED,
-            "positions in the square from the distances to six neighbours", coordinates,
+            "coordinates",
+            "localisation",
+            30_000,
+            221_818,
+            1_500,
+            GENERATED,
+            "positions in the square from the distances to six neighbours",
+            coordinates,
             work=lambda o: o["graphs"] * o["nodes"] * max(o["nodes"], o["k"] + 8),
         ),
         Entry(
-            "mnist-terrain", "node classification", 147_800, 565_838, 14_780, "none stated (MNIST database)",
-            "ten pixels of an image agree whether it is a 0 or a 1", mnist_terrain, files=True,
+            "mnist-terrain",
+            "node classification",
+            147_800,
+            565_838,
+            14_780,
+            "none stated (MNIST database)",
+            "ten pixels of an image agree whether it is a 0 or a 1",
+            mnist_terrain,
+            files=True,
         ),
         Entry(
-            "mnist-terrain-standin", "node classification", 600, 2_276, 60, GENERATED,
-            "rings and bars in place of MNIST, for tests and demonstrations", mnist_terrain_standin,
+            "mnist-terrain-standin",
+            "node classification",
+            600,
+            2_276,
+            60,
+            GENERATED,
+            "rings and bars in place of MNIST, for tests and demonstrations",
+            mnist_terrain_standin,
             work=lambda o: o["images"] * max(1024, o["pixels"] ** 2),
         ),
         *(
             Entry(
-                source.name, kind, source.nodes, source.stored_edges, source.graphs, source.licence, source.summary,
-                partial(build, source), files=True,
+                source.name,
+                kind,
+                source.nodes,
+                source.stored_edges,
+                source.graphs,
+                source.licence,
+                source.summary,
+                partial(build, source),
+                files=True,
             )
             for sources, kind, build in (
                 (NODE_SETS, "node classification", node_task),
@@ -108,14 +158,16 @@ _ENTRIES: dict[str, Entry] = {
             for source in sources.values()
         ),
     ]
-}  # fmt: skip
+}
 
 
 @cache
 def recorded_digests() -> dict[str, str]:
-    """SHA-256 of every default task by its title; those of community tasks need a processor with AVX2.
+    """SHA-256 of every default task by its title; those of community tasks need a processor with
+    AVX2.
 
-    ``torch.randn`` rounds differently without AVX2 instructions, and the features of community graphs come from it.
+    ``torch.randn`` rounds differently without AVX2 instructions, and the features of community
+    graphs come from it.
     """
     text = resources.files("sheafdeq.data").joinpath("digests.json").read_text(encoding="utf-8")
     return json.loads(text)
@@ -142,9 +194,10 @@ def load_task(
 ) -> Task:
     """Build the task ``name``; unknown names and options raise with the list of known ones.
 
-    ``level`` is the heterophily level of community tasks, ``split`` the number (0 to 9) of a standard split.
-    ``root`` is the data folder (default: ``SHEAFDEQ_DATA``, else ``~/.cache/sheafdeq``); nothing is fetched
-    from the network unless ``download`` is true. Generated tasks read no files.
+    ``level`` is the heterophily level of community tasks, ``split`` the number (0 to 9) of a
+    standard split. ``root`` is the data folder (default: ``SHEAFDEQ_DATA``, else
+    ``~/.cache/sheafdeq``); nothing is fetched from the network unless ``download`` is true.
+    Generated tasks read no files.
     """
     if name not in _ENTRIES:
         raise unknown_name("there is no task", name, _ENTRIES)
@@ -157,7 +210,8 @@ def load_task(
         work = entry.work({**entry.options, **options})
         if work > _LARGEST_WORK:
             raise OptionError(
-                f"task {name!r} of this size would hold about {work:,.0f} numbers, more than {_LARGEST_WORK:,}: "
+                f"task {name!r} of this size would hold about {work:,.0f} numbers, more than "
+                f"{_LARGEST_WORK:,}: "
                 "choose smaller sizes"
             )
     if entry.files:

@@ -1,15 +1,17 @@
 """Counting and Sums: facts about a whole chain that every one of its nodes must report.
 
-* **Counting**: chains of 1, 2, ..., ``chains`` nodes; the target at a node is the number of nodes of its
-  chain. The paper asks for "degree-based" features and prints no formula: here the degree itself (0, 1 or 2)
-  by default, or its one-hot code with ``features="one-hot"``.
-* **Sums**: ``chains`` chains of ``length`` nodes with fair binary features; the target is the chain's sum of
-  features.
+* **Counting**: chains of 1, 2, ..., ``chains`` nodes; the target at a node is the number of nodes
+  of its chain. The paper asks for "degree-based" features and prints no formula: here the degree
+  itself (0, 1 or 2) by default, or its one-hot code with ``features="one-hot"``.
+* **Sums**: ``chains`` chains of ``length`` nodes with fair binary features; the target is the
+  chain's sum of features.
 
-Both have masks 60/20/20 from one permutation: of the nodes (``split_by="node"``, the paper's, in which a test node has labelled
-neighbours in its own chain, and the target is the same all along a chain), or of the chains (``split_by="chain"``, which does not
-leak). Targets are divided by the mean raw target of the training nodes (see :class:`~sheafdeq.data.objective.Regression`), or by
-``scale`` where that is given: a model trained on short chains is judged on long ones in the units it was trained in.
+Both have masks 60/20/20 from one permutation: of the nodes (``split_by="node"``, the paper's, in
+which a test node has labelled neighbours in its own chain, and the target is the same all along a
+chain), or of the chains (``split_by="chain"``, which does not leak). Targets are divided by the
+mean raw target of the training nodes (see :class:`~sheafdeq.data.objective.Regression`), or by
+``scale`` where that is given: a model trained on short chains is judged on long ones in the units
+it was trained in.
 """
 
 from __future__ import annotations
@@ -58,11 +60,19 @@ def counting(
 
 
 def sums(
-    *, chains: int = 2000, length: int = 50, seed: int = 42, split_by: str = "node", scale: float | None = None
+    *,
+    chains: int = 2000,
+    length: int = 50,
+    seed: int = 42,
+    split_by: str = "node",
+    scale: float | None = None,
 ) -> Task:
-    """Chains of ``length`` nodes with features 0 or 1, each node asked for the sum over its chain."""
+    """Chains of ``length`` nodes with features 0 or 1, each node asked for the sum over its
+    chain."""
     if chains < 2 or length < 1:
-        raise InputError(f"sums needs at least 2 chains of at least 1 node, got {chains} of {length}")
+        raise InputError(
+            f"sums needs at least 2 chains of at least 1 node, got {chains} of {length}"
+        )
     edge_index, chain_of_node = _chains(torch.full((chains,), length))
     bits = torch.randint(0, 2, (chains, length), generator=torch.Generator().manual_seed(seed))
     return _task(
@@ -76,7 +86,8 @@ def sums(
 
 
 def random_masks(n: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Disjoint masks over ``n`` rows, 60 % train, 20 % validation, the rest test, from one seeded permutation."""
+    """Disjoint masks over ``n`` rows, 60 % train, 20 % validation, the rest test, from one seeded
+    permutation."""
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
         raise InputError(f"seed must be a whole number from 0 to 2^63 - 1, got {seed!r}")
     permutation = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
@@ -100,7 +111,8 @@ def _chains(lengths: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _options(named: dict[str, Any], **others: tuple[Any, Any]) -> dict[str, Any]:
-    """The options a task reports: ``named``, and of ``others`` (value, default) those that are not their default."""
+    """The options a task reports: ``named``, and of ``others`` (value, default) those that are not
+    their default."""
     return {**named, **{key: value for key, (value, default) in others.items() if value != default}}
 
 
@@ -111,10 +123,19 @@ def _masks(graph: Graph, seed: int, split_by: str) -> tuple[Tensor, Tensor, Tens
         train, validation, test = random_masks(graph.num_graphs, seed)
         chain = graph.graph_ids
         return train[chain], validation[chain], test[chain]
-    raise InputError(f"split_by must be 'node' (the paper's) or 'chain' (no leak), got {split_by!r}")
+    raise InputError(
+        f"split_by must be 'node' (the paper's) or 'chain' (no leak), got {split_by!r}"
+    )
 
 
-def _task(name: str, graph: Graph, raw: Tensor, options: dict[str, Any], split_by: str, scale: float | None) -> Task:
+def _task(
+    name: str,
+    graph: Graph,
+    raw: Tensor,
+    options: dict[str, Any],
+    split_by: str,
+    scale: float | None,
+) -> Task:
     options = _options(options, split_by=(split_by, "node"), scale=(scale, None))
     train, validation, test = _masks(graph, options["seed"], split_by)
     mean = raw[train].double().mean().item()
@@ -134,5 +155,8 @@ def _task(name: str, graph: Graph, raw: Tensor, options: dict[str, Any], split_b
         out_channels=1,
         licence="none needed (generated)",
         options=options,
-        remarks=("targets are divided by their training mean; the paper's '-MSE' is read as -RMSE / mean(target)",),
+        remarks=(
+            "targets are divided by their training mean; the paper's '-MSE' is read as -RMSE "
+            "/ mean(target)",
+        ),
     )

@@ -1,23 +1,25 @@
 """Community detection at heterophily levels 0 to 10, with the paper's sizes as defaults.
 
-One graph: ``nodes`` in equal blocks, one for each community c, features x = mean_c + noise * N(0, I_2) with
-means on a staircase (0,0), (0,1), (1,1), (1,2), ...; at level 0 every community is its own union-symmetrised
-k-nearest- neighbour graph in feature space. Level L replaces int(0.1 L |E|) of the |E| undirected edges:
+One graph: ``nodes`` in equal blocks, one for each community c, features x = mean_c + noise * N(0,
+I_2) with means on a staircase (0,0), (0,1), (1,1), (1,2), ...; at level 0 every community is its
+own union-symmetrised k-nearest- neighbour graph in feature space. Level L replaces int(0.1 L |E|)
+of the |E| undirected edges:
 
-* ``rewiring="released"`` (default): the rule of the generator published with Deep Neural Sheaf Diffusion
-  (Bourgerie et al.). Edges are removed uniformly and as many are added between two different communities,
-  both ends uniform, no duplicates. Random numbers are consumed exactly as that generator consumes them, so
-  the graphs are the published ones edge for edge; see :class:`_ReleasedStream`. Levels are drawn anew from
-  level 0 (seed + L), not nested.
-* ``rewiring="keep-endpoint"``: the paper's prose. Each chosen edge keeps one end and its other end moves to a
-  uniform node of another community; level L contains the rewired edges of level L - 1.
+* ``rewiring="released"`` (default): the rule of the generator published with Deep Neural Sheaf
+  Diffusion (Bourgerie et al.). Edges are removed uniformly and as many are added between two
+  different communities, both ends uniform, no duplicates. Random numbers are consumed exactly as
+  that generator consumes them, so the graphs are the published ones edge for edge; see
+  :class:`_ReleasedStream`. Levels are drawn anew from level 0 (seed + L), not nested.
+* ``rewiring="keep-endpoint"``: the paper's prose. Each chosen edge keeps one end and its other end
+  moves to a uniform node of another community; level L contains the rewired edges of level L - 1.
 
-The means (0,0), (1,0), (0,1) printed in the paper differ from the published (0,0), (0,1), (1,1) by a rigid
-motion.
+The means (0,0), (1,0), (0,1) printed in the paper differ from the published (0,0), (0,1), (1,1) by
+a rigid motion.
 
-``edge_inputs="difference"`` gives every edge u -> v the features (x_u - x_v, |x_u - x_v|, ||x_u - x_v||). That is
-a strong hint: level-0 edges join nearest neighbours in feature space and rewired ones do not, so the length of
-an edge tells whether it was rewired. The paper's models do not see it; ``"none"`` is the default.
+``edge_inputs="difference"`` gives every edge u -> v the features (x_u - x_v, |x_u - x_v|, ||x_u -
+x_v||). That is a strong hint: level-0 edges join nearest neighbours in feature space and rewired
+ones do not, so the length of an edge tells whether it was rewired. The paper's models do not see
+it; ``"none"`` is the default.
 """
 
 from __future__ import annotations
@@ -57,12 +59,15 @@ def community(
     """Six training graphs with an 80/20 node mask, three test graphs, accuracy.
 
     The mask is one permutation of all training nodes: its first 20 % validate, the rest train.
-    ``edge_inputs="difference"`` gives edge features (:func:`with_differences`) to the models that take them.
+    ``edge_inputs="difference"`` gives edge features (:func:`with_differences`) to the models that
+    take them.
     """
     if not train_seeds or not test_seeds:
         raise InputError("train_seeds and test_seeds need at least one graph seed each")
     if edge_inputs not in EDGE_INPUTS:
-        raise InputError(f"edge_inputs must be one of {', '.join(EDGE_INPUTS)}, got {edge_inputs!r}")
+        raise InputError(
+            f"edge_inputs must be one of {', '.join(EDGE_INPUTS)}, got {edge_inputs!r}"
+        )
     shape = {"level": level, "nodes": nodes, "communities": communities, "k": k, "noise": noise}
     graphs, labels = {}, {}
     for part, seeds in (("train", train_seeds), ("test", test_seeds)):
@@ -90,14 +95,16 @@ def community(
             "train_seeds": list(train_seeds),
             "test_seeds": list(test_seeds),
             "mask_seed": mask_seed,
-            # Named only where it says something, so that the digests of the published tasks stay what they are.
+            # Named only where it says something, so that the digests of the published tasks stay
+            # what they are.
             **({"edge_inputs": edge_inputs} if edge_inputs != "none" else {}),
         },
     )
 
 
 def with_differences(graph: Graph) -> Graph:
-    """The graph with edge features (e, 2f + 1): x_u - x_v, its absolute value and its Euclidean norm.
+    """The graph with edge features (e, 2f + 1): x_u - x_v, its absolute value and its Euclidean
+    norm.
 
     They do not depend on where the origin of feature space is, and permute with the edges.
     """
@@ -116,7 +123,8 @@ def community_graph(
     noise: float = 3.0,
     rewiring: str = "released",
 ) -> tuple[Graph, torch.Tensor]:
-    """One graph and its labels (n,), a pure function of the arguments. Work is near-linear in the edges."""
+    """One graph and its labels (n,), a pure function of the arguments. Work is near-linear in the
+    edges."""
     _check(level, nodes, communities, k, noise, rewiring)
     size = nodes // communities
     generator = torch.Generator().manual_seed(seed)
@@ -142,7 +150,8 @@ def _check(level: int, nodes: int, communities: int, k: int, noise: float, rewir
         raise InputError(f"communities must be from 2 to 60, got {communities}")
     if nodes % communities or nodes < 2 * communities:
         raise InputError(
-            f"nodes must be a multiple of the {communities} communities with at least two nodes in each, got {nodes}: "
+            f"nodes must be a multiple of the {communities} communities with at least two nodes "
+            f"in each, got {nodes}: "
             f"use {max(2, nodes // communities) * communities}"
         )
     if k < 1:
@@ -154,26 +163,34 @@ def _check(level: int, nodes: int, communities: int, k: int, noise: float, rewir
 
 
 def _check_room(count: int, size: int, communities: int) -> None:
-    # Rejection sampling slows down as cross pairs run out; half full is far beyond any sensible benchmark.
+    # Rejection sampling slows down as cross pairs run out; half full is far beyond any sensible
+    # benchmark.
     room = communities * (communities - 1) // 2 * size * size
     if 2 * count > room:
         raise InputError(
-            f"rewiring needs {count} new edges between communities but only {room} such pairs exist: "
+            f"rewiring needs {count} new edges between communities but only {room} such pairs "
+            "exist: "
             "use more nodes, a smaller k or a lower level"
         )
 
 
-def _rewire_released(edges: np.ndarray, size: int, communities: int, level: int, seed: int) -> np.ndarray:
+def _rewire_released(
+    edges: np.ndarray, size: int, communities: int, level: int, seed: int
+) -> np.ndarray:
     n, total = size * communities, len(edges)
     count = int(total * level * 0.1)
     if count == 0:
         return edges
     _check_room(count, size, communities)
-    state = np.random.RandomState(seed + level)  # legacy on purpose: the published graphs come from this stream
-    # The published generator removes by position in list(set of (low, high) tuples). CPython hashes integers
-    # without a salt, so that order is a function of the edges alone; the set is filled and read at C speed.
+    # legacy on purpose: the published graphs come from this stream
+    state = np.random.RandomState(seed + level)
+    # The published generator removes by position in list(set of (low, high) tuples). CPython hashes
+    # integers without a salt, so that order is a function of the edges alone; the set is filled and
+    # read at C speed.
     pairs = set(zip(edges[:, 0].tolist(), edges[:, 1].tolist(), strict=True))
-    order = np.fromiter(chain.from_iterable(pairs), dtype=np.int64, count=2 * total).reshape(total, 2)
+    order = np.fromiter(chain.from_iterable(pairs), dtype=np.int64, count=2 * total).reshape(
+        total, 2
+    )
     del pairs
     removed = order[state.permutation(total)[:count]]
     keys = edges[:, 0] * n + edges[:, 1]
@@ -185,20 +202,23 @@ def _rewire_released(edges: np.ndarray, size: int, communities: int, level: int,
 
 
 class _ReleasedStream:
-    """Cross-community pairs from a Mersenne Twister, in exactly the order a call-by-call program would draw them.
+    """Cross-community pairs from a Mersenne Twister, in exactly the order a call-by-call program
+    would draw them.
 
-    The published program repeats: two distinct communities as the first two entries of a shuffled range(C),
-    then a uniform member of each. Every one of these bounded draws takes 32-bit words, masks them to the next
-    power of two and rejects values above its bound, so how many words an attempt takes depends on the words.
-    That makes the parse an automaton with C + 1 states (C - 1 shuffle draws, then two members) that moves on
-    when a word is accepted. It is run over all words at once: the words are cut into blocks, each block is
-    walked from every state, the blocks are chained, and each is walked once more from its true state. The
-    work is O(words), in array operations.
+    The published program repeats: two distinct communities as the first two entries of a shuffled
+    range(C), then a uniform member of each. Every one of these bounded draws takes 32-bit words,
+    masks them to the next power of two and rejects values above its bound, so how many words an
+    attempt takes depends on the words. That makes the parse an automaton with C + 1 states (C - 1
+    shuffle draws, then two members) that moves on when a word is accepted. It is run over all words
+    at once: the words are cut into blocks, each block is walked from every state, the blocks are
+    chained, and each is walked once more from its true state. The work is O(words), in array
+    operations.
     """
 
     def __init__(self, state: np.random.RandomState, size: int, communities: int) -> None:
         self.state, self.size, self.communities = state, size, communities
-        self.bounds = [*range(communities - 1, 0, -1), size - 1, size - 1]  # largest accepted value in each state
+        # largest accepted value in each state
+        self.bounds = [*range(communities - 1, 0, -1), size - 1, size - 1]
 
     def cross_pairs(self, count: int) -> np.ndarray:
         """(count,) distinct keys low * n + high of the first ``count`` new pairs."""
@@ -231,7 +251,8 @@ class _ReleasedStream:
             following = current + ((accepted >> current) & 1)
             return np.where(following == states, 0, following)
 
-        ends = np.repeat(np.arange(states)[:, None], blocks, axis=1)  # (start state, block) -> state at the end
+        # (start state, block) -> state at the end
+        ends = np.repeat(np.arange(states)[:, None], blocks, axis=1)
         for step in range(steps):
             ends = advance(ends, table[step])
         start = np.zeros(blocks, dtype=np.int64)
@@ -257,10 +278,14 @@ class _ReleasedStream:
             shuffled[attempts, chosen] = held
         first = shuffled[:, 0] * self.size + values[:, -2]
         second = shuffled[:, 1] * self.size + values[:, -1]
-        return np.minimum(first, second) * (self.size * self.communities) + np.maximum(first, second)
+        return np.minimum(first, second) * (self.size * self.communities) + np.maximum(
+            first, second
+        )
 
 
-def _rewire_keep_endpoint(edges: np.ndarray, size: int, communities: int, level: int, seed: int) -> np.ndarray:
+def _rewire_keep_endpoint(
+    edges: np.ndarray, size: int, communities: int, level: int, seed: int
+) -> np.ndarray:
     n, total = size * communities, len(edges)
     _check_room(total * level // 10, size, communities)
     random = np.random.default_rng(seed)
@@ -282,7 +307,9 @@ def _rewire_keep_endpoint(edges: np.ndarray, size: int, communities: int, level:
             if len(pending) == 0:
                 break
         else:
-            raise InputError("some node has no free cross-community partner left: use more nodes or a smaller k")
+            raise InputError(
+                "some node has no free cross-community partner left: use more nodes or a smaller k"
+            )
         added = np.sort(np.concatenate([added, fresh]))
     keys = np.sort(np.concatenate([np.delete(keys, order[: int(total * level * 0.1)]), added]))
     return np.column_stack([keys // n, keys % n])

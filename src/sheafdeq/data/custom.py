@@ -1,4 +1,5 @@
-"""Tasks from a user's own graph: a PyG ``Data`` object or dataset, an npz archive, or two CSV files."""
+"""Tasks from a user's own graph: a PyG ``Data`` object or dataset, an npz archive, or two CSV
+files."""
 
 from __future__ import annotations
 
@@ -28,8 +29,21 @@ from sheafdeq.regular_file import read_regular
 __all__ = ["task_from", "task_from_csv", "task_from_npz"]
 
 _PARTS = ("train", "validation", "test")
-_MASKS = {"train": ("train_mask",), "validation": ("val_mask", "validation_mask"), "test": ("test_mask",)}
-_ARRAYS = ("x", "edge_index", "edge_attr", "y", "train_mask", "val_mask", "validation_mask", "test_mask")
+_MASKS = {
+    "train": ("train_mask",),
+    "validation": ("val_mask", "validation_mask"),
+    "test": ("test_mask",),
+}
+_ARRAYS = (
+    "x",
+    "edge_index",
+    "edge_attr",
+    "y",
+    "train_mask",
+    "val_mask",
+    "validation_mask",
+    "test_mask",
+)
 _SPLIT_WORDS = {"train": 0, "validation": 1, "val": 1, "valid": 1, "test": 2, "": -1}
 _FREE_CLASSES = 1000
 _LARGEST_OUTPUT = 2**28  # numbers in one (nodes, classes) tensor, 2 GiB of float64
@@ -51,14 +65,16 @@ def task_from(
 
     ``data`` is one of
 
-    * a ``Data`` (or a dataset that holds just one) with ``x``, ``edge_index``, ``y`` and boolean ``train_mask``,
-      ``val_mask``, ``test_mask`` of shape (n,) or (n, splits), of which column ``split`` is used; with ``seed``, masks
-      may be absent and 60/20/20 masks are drawn;
-    * three of ``Data``, list or dataset, (train, validation, test): held-out graphs, all their nodes (or graphs) scored.
+    * a ``Data`` (or a dataset that holds just one) with ``x``, ``edge_index``, ``y`` and boolean
+      ``train_mask``, ``val_mask``, ``test_mask`` of shape (n,) or (n, splits), of which column
+      ``split`` is used; with ``seed``, masks may be absent and 60/20/20 masks are drawn;
+    * three of ``Data``, list or dataset, (train, validation, test): held-out graphs, all their
+      nodes (or graphs) scored.
 
-    Whole-number ``y`` means classes (-1: not known, may not be scored), real ``y`` regression; one entry for each node,
-    or one for each graph (classes only). Regression targets are divided by their mean absolute training value.
-    Raises :class:`~sheafdeq.errors.InputError` that names the row at fault.
+    Whole-number ``y`` means classes (-1: not known, may not be scored), real ``y`` regression; one
+    entry for each node, or one for each graph (classes only). Regression targets are divided by
+    their mean absolute training value. Raises :class:`~sheafdeq.errors.InputError` that names the
+    row at fault.
     """
     if isinstance(data, list | tuple) and len(data) == 3:
         parts: list[tuple[Graph, Tensor, Tensor | None]] = []
@@ -82,9 +98,11 @@ def task_from(
 
 
 def task_from_npz(path: Path_, **settings: Any) -> Task:
-    """A task from an npz archive with ``x`` (n, f), ``edge_index`` (2, e) or ``edges`` (e, 2), ``y`` and masks.
+    """A task from an npz archive with ``x`` (n, f), ``edge_index`` (2, e) or ``edges`` (e, 2),
+    ``y`` and masks.
 
-    Optional: ``edge_attr`` (e, d_e), ``train_mask``, ``val_mask``, ``test_mask`` (see :func:`task_from`). Arrays of
+    Optional: ``edge_attr`` (e, d_e), ``train_mask``, ``val_mask``, ``test_mask`` (see
+    :func:`task_from`). Arrays of
     Python objects are refused: they would have to be unpickled.
     """
     content = _bytes(path)
@@ -96,13 +114,16 @@ def task_from_npz(path: Path_, **settings: Any) -> Task:
         if key in arrays:
             array = np.ascontiguousarray(arrays[key])
             if key in ("x", "edge_attr"):
-                with np.errstate(over="ignore"):  # too large for float32: infinity, which the graph's checks name
+                # too large for float32: infinity, which the graph's checks name
+                with np.errstate(over="ignore"):
                     array = array.astype(np.float32)
             elif array.dtype.kind == "f":
                 array = array.astype(np.float64)
             elif array.dtype.kind == "u" and array.dtype.itemsize > 1:
                 if array.size and int(array.max()) > np.iinfo(np.int64).max:
-                    raise DataError(f"{path}: {key} holds {int(array.max())}, which is beyond 64-bit integers")
+                    raise DataError(
+                        f"{path}: {key} holds {int(array.max())}, which is beyond 64-bit integers"
+                    )
                 array = array.astype(np.int64)  # torch computes with signed integers
             setattr(record, key, torch.from_numpy(array))
     settings.setdefault("name", Path(path).stem)
@@ -112,19 +133,29 @@ def task_from_npz(path: Path_, **settings: Any) -> Task:
 def task_from_csv(nodes: Path_, edges: Path_, *, undirected: bool = False, **settings: Any) -> Task:
     """A task from a node table and an edge table, both with a header line.
 
-    Node table: ``node`` (any name), ``label`` (a class, any word; empty: not known) or ``target`` (a real number),
-    optionally ``split`` (train, validation, test or empty); every other column is a numeric feature. Edge table:
-    ``source``, ``target``; every other column is a numeric edge feature. Without a ``split`` column give ``seed``.
-    ``undirected=True`` stores every edge both ways. Errors name the file, the line and the column.
+    Node table: ``node`` (any name), ``label`` (a class, any word; empty: not known) or ``target``
+    (a real number), optionally ``split`` (train, validation, test or empty); every other column is
+    a numeric feature. Edge table: ``source``, ``target``; every other column is a numeric edge
+    feature. Without a ``split`` column give ``seed``. ``undirected=True`` stores every edge both
+    ways. Errors name the file, the line and the column.
     """
     node_rows, node_columns, node_bytes = _table(nodes)
     edge_rows, edge_columns, edge_bytes = _table(edges)
-    for needed, columns, path in ((("node",), node_columns, nodes), (("source", "target"), edge_columns, edges)):
+    for needed, columns, path in (
+        (("node",), node_columns, nodes),
+        (("source", "target"), edge_columns, edges),
+    ):
         for column in needed:
             if column not in columns:
-                raise DataError(f"{path}, line 1: there is no column {column!r}; the columns are {', '.join(columns)}")
+                raise DataError(
+                    f"{path}, line 1: there is no column {column!r}; the columns are "
+                    f"{', '.join(columns)}"
+                )
     if ("label" in node_columns) == ("target" in node_columns):
-        raise DataError(f"{nodes}, line 1: give exactly one of the columns 'label' (classes) and 'target' (numbers)")
+        raise DataError(
+            f"{nodes}, line 1: give exactly one of the columns 'label' (classes) and "
+            "'target' (numbers)"
+        )
     number: dict[str, int] = {}
     for line, row in node_rows:
         if row["node"] in number:
@@ -133,30 +164,43 @@ def task_from_csv(nodes: Path_, edges: Path_, *, undirected: bool = False, **set
     record = _Record()
     features = [c for c in node_columns if c not in ("node", "label", "target", "split")]
     if not features:
-        raise DataError(f"{nodes}, line 1: there are no feature columns beside {', '.join(node_columns)}")
-    record.x = torch.tensor([[_number(nodes, line, c, row[c]) for c in features] for line, row in node_rows])
+        raise DataError(
+            f"{nodes}, line 1: there are no feature columns beside {', '.join(node_columns)}"
+        )
+    record.x = torch.tensor(
+        [[_number(nodes, line, c, row[c]) for c in features] for line, row in node_rows]
+    )
     if "label" in node_columns:
         words = sorted({row["label"] for _, row in node_rows} - {""}, key=_class_order)
         position = {word: index for index, word in enumerate(words)} | {"": -1}
         record.y = torch.tensor([position[row["label"]] for _, row in node_rows])
     else:
-        record.y = torch.tensor([_number(nodes, line, "target", row["target"]) for line, row in node_rows])
+        record.y = torch.tensor(
+            [_number(nodes, line, "target", row["target"]) for line, row in node_rows]
+        )
     if "split" in node_columns:
         for line, row in node_rows:
             if row["split"] not in _SPLIT_WORDS:
-                raise DataError(f"{nodes}, line {line}: split {row['split']!r} is not train, validation, test or empty")
+                raise DataError(
+                    f"{nodes}, line {line}: split {row['split']!r} is not train, "
+                    "validation, test or empty"
+                )
         part = torch.tensor([_SPLIT_WORDS[row["split"]] for _, row in node_rows])
         record.train_mask, record.val_mask, record.test_mask = part == 0, part == 1, part == 2
     ends = []
     for line, row in edge_rows:
         for column in ("source", "target"):
             if row[column] not in number:
-                raise DataError(f"{edges}, line {line}: {column} {row[column]!r} is not a node of {nodes}")
+                raise DataError(
+                    f"{edges}, line {line}: {column} {row[column]!r} is not a node of {nodes}"
+                )
         ends.append((number[row["source"]], number[row["target"]]))
     edge_index = torch.tensor(ends, dtype=torch.int64).reshape(-1, 2).T
     edge_features = [c for c in edge_columns if c not in ("source", "target")]
     if edge_features:
-        values = [[_number(edges, line, c, row[c]) for c in edge_features] for line, row in edge_rows]
+        values = [
+            [_number(edges, line, c, row[c]) for c in edge_features] for line, row in edge_rows
+        ]
         record.edge_attr = torch.tensor(values).reshape(-1, len(edge_features))
     if undirected:
         loop = edge_index[0] == edge_index[1]
@@ -168,7 +212,8 @@ def task_from_csv(nodes: Path_, edges: Path_, *, undirected: bool = False, **set
     return _with_source(task_from(record, **settings), nodes=node_bytes, edges=edge_bytes)
 
 
-# ---------------------------------------------------------------------------------------------- from PyG objects
+# ----------------------------------------------------------------------------------------------
+# from PyG objects
 
 
 class _Record:
@@ -184,21 +229,27 @@ class _Record:
 
 
 def _only_graph(data: Any) -> Any:
-    if hasattr(data, "edge_index") and not hasattr(data, "indices"):  # datasets have .indices(), Data has not
+    # datasets have .indices(), Data has not
+    if hasattr(data, "edge_index") and not hasattr(data, "indices"):
         return data
     try:
         count = len(data)
     except TypeError:
-        raise InputError(f"expected a PyG Data object, a dataset or three of them, got {type(data).__name__}") from None
+        raise InputError(
+            f"expected a PyG Data object, a dataset or three of them, got {type(data).__name__}"
+        ) from None
     if count != 1:
         raise InputError(
-            f"a dataset of {count} graphs has no node masks: give three parts (train, validation, test) of it"
+            f"a dataset of {count} graphs has no node masks: give three parts (train, validation, "
+            "test) of it"
         )
     return data[0]
 
 
 def _united(items: Any, part: str) -> tuple[Graph, Tensor]:
-    members = [items] if hasattr(items, "edge_index") and not hasattr(items, "indices") else list(items)
+    members = (
+        [items] if hasattr(items, "edge_index") and not hasattr(items, "indices") else list(items)
+    )
     if not members:
         raise InputError(f"the {part} part holds no graph")
     graphs, targets = [], []
@@ -216,19 +267,28 @@ def _united(items: Any, part: str) -> tuple[Graph, Tensor]:
 
 def _checked_target(y: Any, graph: Graph, origin: str) -> Tensor:
     if not isinstance(y, Tensor):
-        raise InputError(f"{origin} must be a tensor with one entry for each node or graph, got {type(y).__name__}")
+        raise InputError(
+            f"{origin} must be a tensor with one entry for each node or graph, got "
+            f"{type(y).__name__}"
+        )
     rows = (graph.num_nodes, graph.num_graphs)
     if y.dim() == 0:
         y = y.unsqueeze(0)
     if y.shape[0] not in rows:
-        raise InputError(f"{origin} has {y.shape[0]} rows, but there are {rows[0]} nodes and {rows[1]} graphs")
+        raise InputError(
+            f"{origin} has {y.shape[0]} rows, but there are {rows[0]} nodes and {rows[1]} graphs"
+        )
     if y.is_floating_point():
         y = (y.unsqueeze(1) if y.dim() == 1 else y).float()
         if y.dim() != 2 or y.shape[1] == 0:
-            raise InputError(f"{origin} must have shape (rows,) or (rows, targets), got {tuple(y.shape)}")
+            raise InputError(
+                f"{origin} must have shape (rows,) or (rows, targets), got {tuple(y.shape)}"
+            )
         wrong = ~torch.isfinite(y).all(dim=1)
         if bool(wrong.any()):
-            raise InputError(f"{origin} is NaN or infinite (in float32) in row {int(wrong.nonzero()[0])}")
+            raise InputError(
+                f"{origin} is NaN or infinite (in float32) in row {int(wrong.nonzero()[0])}"
+            )
         return y
     if y.dim() == 2 and y.shape[1] == 1:
         y = y[:, 0]
@@ -240,22 +300,31 @@ def _checked_target(y: Any, graph: Graph, origin: str) -> Tensor:
 def _masks(data: Any, n: int, split: int, seed: int | None) -> list[Tensor]:
     found: list[Tensor] = []
     for part in _PARTS:
-        mask = next((m for m in (getattr(data, key, None) for key in _MASKS[part]) if m is not None), None)
+        mask = next(
+            (m for m in (getattr(data, key, None) for key in _MASKS[part]) if m is not None), None
+        )
         if mask is None:
             continue
         if mask.dim() == 2:
             if not 0 <= split < mask.shape[1]:
-                raise InputError(f"the {part} mask has splits 0 to {mask.shape[1] - 1}, got {split}")
+                raise InputError(
+                    f"the {part} mask has splits 0 to {mask.shape[1] - 1}, got {split}"
+                )
             mask = mask[:, split]
         if mask.shape != (n,):
             raise InputError(f"the {part} mask has shape {tuple(mask.shape)} instead of ({n},)")
         found.append(mask.bool())
     if not found:
         if seed is None:
-            raise InputError("there are no train, validation and test masks: add them, or give a seed to draw 60/20/20")
+            raise InputError(
+                "there are no train, validation and test masks: add them, or give a "
+                "seed to draw 60/20/20"
+            )
         return list(random_masks(n, seed))
     if len(found) != 3:
-        raise InputError("some but not all of train_mask, val_mask and test_mask are there: give all three")
+        raise InputError(
+            "some but not all of train_mask, val_mask and test_mask are there: give all three"
+        )
     return found
 
 
@@ -277,8 +346,18 @@ def _assemble(
             one, other = splits[first].mask, splits[second].mask
             if one is not None and other is not None and bool((one & other).any()):
                 row = int((one & other).nonzero()[0])
-                raise InputError(f"row {row} is in both the {_PARTS[first]} and the {_PARTS[second]} mask")
-    if len({(s.target.dtype, s.target.shape[1:], s.graph.x.shape[1], s.graph.edge_dim) for s in splits}) != 1:
+                raise InputError(
+                    f"row {row} is in both the {_PARTS[first]} and the {_PARTS[second]} mask"
+                )
+    if (
+        len(
+            {
+                (s.target.dtype, s.target.shape[1:], s.graph.x.shape[1], s.graph.edge_dim)
+                for s in splits
+            }
+        )
+        != 1
+    ):
         raise InputError("the three parts differ in target type or feature width")
     per_graph = {s.target.shape[0] != s.graph.num_nodes for s in splits}
     if len(per_graph) != 1:
@@ -286,7 +365,9 @@ def _assemble(
     objective: Objective
     if splits[0].target.is_floating_point():
         if per_graph == {True}:
-            raise InputError("real targets for whole graphs are not supported: give one for each node")
+            raise InputError(
+                "real targets for whole graphs are not supported: give one for each node"
+            )
         scale = splits[0].scored_target.abs().double().mean().item() or 1.0
         out_channels = splits[0].target.shape[1]
         objective = Regression(scale, out_channels)
@@ -296,7 +377,10 @@ def _assemble(
             unknown = (s.target < 0) if s.mask is None else (s.target < 0) & s.mask
             if bool(unknown.any()):
                 row = int(unknown.nonzero()[0])
-                raise InputError(f"row {row} of the {part} split has class {int(s.target[row])}: classes start at 0")
+                raise InputError(
+                    f"row {row} of the {part} split has class {int(s.target[row])}: "
+                    "classes start at 0"
+                )
         out_channels = _checked_classes(splits)
         kind = GraphClassification if per_graph == {True} else Classification
         objective = kind(max(out_channels, 2), metric)
@@ -316,22 +400,26 @@ def _assemble(
 
 
 def _checked_classes(splits: Sequence[Split]) -> int:
-    """Number of classes C; every output, loss and metric is (rows, C), so C is bounded by what the targets hold.
+    """Number of classes C; every output, loss and metric is (rows, C), so C is bounded by what the
+    targets hold.
 
-    Up to ``_FREE_CLASSES`` may be skipped in the numbering; beyond, every class must occur, and the outputs fit memory.
+    Up to ``_FREE_CLASSES`` may be skipped in the numbering; beyond, every class must occur, and the
+    outputs fit memory.
     """
     distinct = torch.unique(torch.cat([torch.unique(s.target) for s in splits])).numel()
     largest, rows = max(int(s.target.max()) for s in splits), max(s.graph.num_nodes for s in splits)
     allowed = max(_FREE_CLASSES, min(distinct, _LARGEST_OUTPUT // max(rows, 1)))
     if largest >= allowed:
         raise InputError(
-            f"y holds class {largest}, but only {distinct} classes occur in {rows} nodes: number them from 0 without "
+            f"y holds class {largest}, but only {distinct} classes occur in {rows} nodes: number "
+            "them from 0 without "
             "gaps, or give real numbers (float) for regression"
         )
     return 1 + largest
 
 
-# ---------------------------------------------------------------------------------------------- tables
+# ----------------------------------------------------------------------------------------------
+# tables
 
 
 def _table(path: Path_) -> tuple[list[tuple[int, dict[str, str]]], list[str], bytes]:
@@ -351,13 +439,22 @@ def _table(path: Path_) -> tuple[list[tuple[int, dict[str, str]]], list[str], by
                 continue
             if not columns:
                 columns = cells
-                repeated = [repr(name[:40]) for name, count in Counter(columns).items() if count > 1 or not name]
+                repeated = [
+                    repr(name[:40])
+                    for name, count in Counter(columns).items()
+                    if count > 1 or not name
+                ]
                 if repeated:
                     named = ", ".join(repeated[:12]) + (", ..." if len(repeated) > 12 else "")
-                    raise DataError(f"{path}, line 1: column names must be there and differ, look at {named}")
+                    raise DataError(
+                        f"{path}, line 1: column names must be there and differ, look at {named}"
+                    )
                 continue
             if len(cells) != len(columns):
-                raise DataError(f"{path}, line {reader.line_num}: {len(cells)} cells where the header has {len(columns)}")
+                raise DataError(
+                    f"{path}, line {reader.line_num}: {len(cells)} cells where the "
+                    f"header has {len(columns)}"
+                )
             rows.append((reader.line_num, dict(zip(columns, cells, strict=True))))
     except csv.Error as error:
         raise DataError(f"{path}, line {reader.line_num}: {error}") from error
@@ -370,7 +467,9 @@ def _number(path: Path_, line: int, column: str, cell: str) -> float:
     try:
         value = float(cell)
     except ValueError:
-        raise DataError(f"{path}, line {line}, column {column!r}: {cell!r} is not a number") from None
+        raise DataError(
+            f"{path}, line {line}, column {column!r}: {cell!r} is not a number"
+        ) from None
     if not math.isfinite(value):
         raise DataError(f"{path}, line {line}, column {column!r}: {cell!r} is not finite")
     return value
@@ -390,5 +489,7 @@ def _bytes(path: Path_) -> bytes:
 
 def _with_source(task: Task, **contents: bytes) -> Task:
     """The same task with the hashes of its files among the defining options."""
-    hashes = {f"{key}_sha256": hashlib.sha256(content).hexdigest() for key, content in contents.items()}
+    hashes = {
+        f"{key}_sha256": hashlib.sha256(content).hexdigest() for key, content in contents.items()
+    }
     return replace(task, options={**task.options, **hashes})

@@ -1,8 +1,9 @@
-"""Files of public data sets: where they are, what their bytes must hash to, and how to get them with consent.
+"""Files of public data sets: where they are, what their bytes must hash to, and how to get them
+with consent.
 
-``manifest.json`` names every file by its path below the data root (the folder layout of PyTorch Geometric's raw
-files) with size, SHA-256 and address. A file is used only if its hash is right; nothing is fetched unless the caller
-asks for it.
+``manifest.json`` names every file by its path below the data root (the folder layout of PyTorch
+Geometric's raw files) with size, SHA-256 and address. A file is used only if its hash is right;
+nothing is fetched unless the caller asks for it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ _BLOCK = 2**20
 
 @dataclass(frozen=True)
 class KnownFile:
-    """One file of a public data set. An address ``archive.zip#member`` names a member of a zip archive."""
+    """One file of a public data set. An address ``archive.zip#member`` names a member of a zip
+    archive."""
 
     path: str
     sha256: str
@@ -52,12 +54,14 @@ def manifest() -> dict[str, KnownFile]:
     """Every known file by its path below the data root."""
     text = resources.files("sheafdeq.data").joinpath("manifest.json").read_text(encoding="utf-8")
     return {
-        path: KnownFile(path, entry["sha256"], entry["bytes"], entry["url"]) for path, entry in json.loads(text).items()
+        path: KnownFile(path, entry["sha256"], entry["bytes"], entry["url"])
+        for path, entry in json.loads(text).items()
     }
 
 
 def data_root(root: str | os.PathLike[str] | None = None) -> Path:
-    """The data folder: the argument, else the variable ``SHEAFDEQ_DATA``, else ``~/.cache/sheafdeq``."""
+    """The data folder: the argument, else the variable ``SHEAFDEQ_DATA``, else
+    ``~/.cache/sheafdeq``."""
     if root is not None:
         return Path(root)
     named = os.environ.get("SHEAFDEQ_DATA")
@@ -74,7 +78,8 @@ def read_files(
     download: bool = False,
     known: Mapping[str, KnownFile] | None = None,
 ) -> dict[str, bytes]:
-    """The checked bytes of every file; :class:`~sheafdeq.errors.DataError` says exactly what is missing or wrong."""
+    """The checked bytes of every file; :class:`~sheafdeq.errors.DataError` says exactly what is
+    missing or wrong."""
     folder = data_root(root)
     known = manifest() if known is None else known
     missing = [known[path] for path in paths if not _present(folder / path)]
@@ -87,14 +92,17 @@ def read_files(
         try:
             write_atomically(folder / file.path, content)
         except OSError as error:
-            raise DataError(f"cannot store {folder / file.path}: {error.strerror or error}") from error
+            raise DataError(
+                f"cannot store {folder / file.path}: {error.strerror or error}"
+            ) from error
     contents = {}
     for path in paths:
         try:  # a larger file is refused without being loaded
             contents[path] = read_regular(folder / path, known[path].size)
         except OSError as error:
             raise DataError(
-                f"the file {folder / path} cannot be used: {error.strerror or error}; delete it and get it again"
+                f"the file {folder / path} cannot be used: {error.strerror or error}; delete it "
+                "and get it again"
             ) from error
         _check(known[path], contents[path], f"the file {folder / path}")
     return contents
@@ -120,7 +128,9 @@ def _present(path: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except (OSError, ValueError) as error:
-        raise DataError(f"the data file {path} cannot be looked at: {getattr(error, 'strerror', None) or error}") from error
+        raise DataError(
+            f"the data file {path} cannot be looked at: {getattr(error, 'strerror', None) or error}"
+        ) from error
     return True
 
 
@@ -129,13 +139,15 @@ def _check(file: KnownFile, content: bytes, origin: str) -> None:
         at_least = "more than " if len(content) > file.size else ""
         shown = min(len(content), file.size)
         raise DataError(
-            f"{origin} has {at_least}{shown} bytes instead of {file.size}: it is truncated or another file; "
+            f"{origin} has {at_least}{shown} bytes instead of {file.size}: it is truncated or "
+            "another file; "
             "delete it and get it again"
         )
     found = hashlib.sha256(content).hexdigest()
     if found != file.sha256:
         raise DataError(
-            f"{origin} has SHA-256 {found} instead of {file.sha256}: it is corrupt or another version; "
+            f"{origin} has SHA-256 {found} instead of {file.sha256}: it is corrupt or another "
+            "version; "
             "delete it and get it again"
         )
 
@@ -147,10 +159,24 @@ def _fetch(file: KnownFile, archives: dict[str, bytes]) -> bytes:
     if address not in archives:
         archives[address] = _read_address(address, _LARGEST_ARCHIVE)
     try:
-        with zipfile.ZipFile(io.BytesIO(archives[address])) as archive, archive.open(member) as stream:
+        with (
+            zipfile.ZipFile(io.BytesIO(archives[address])) as archive,
+            archive.open(member) as stream,
+        ):
             return stream.read(file.size + 1)
-    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, KeyError, EOFError, ValueError, RuntimeError, OSError) as error:
-        raise DataError(f"{address} is not a zip archive with the member {member}: {error}") from error
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        lzma.LZMAError,
+        KeyError,
+        EOFError,
+        ValueError,
+        RuntimeError,
+        OSError,
+    ) as error:
+        raise DataError(
+            f"{address} is not a zip archive with the member {member}: {error}"
+        ) from error
 
 
 def _read_address(address: str, limit: int) -> bytes:
@@ -161,7 +187,8 @@ def _read_address(address: str, limit: int) -> bytes:
             return _read_all(response, limit)
     except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
         raise DataError(
-            f"could not download {address}: {error}. Get the file on a machine with a network and put it in the data "
+            f"could not download {address}: {error}. Get the file on a machine with a network and "
+            "put it in the data "
             "folder, see `sheafdeq tasks show` for its place"
         ) from error
 
@@ -179,11 +206,15 @@ def _read_all(response: Any, limit: int) -> bytes:
 
 def _instructions(folder: Path, missing: Sequence[KnownFile]) -> str:
     lines = [f"{len(missing)} data file(s) are not in the data folder {folder}:"]
-    lines += [f"  {folder / file.path}\n    from {file.address} (SHA-256 {file.sha256})" for file in missing[:12]]
+    lines += [
+        f"  {folder / file.path}\n    from {file.address} (SHA-256 {file.sha256})"
+        for file in missing[:12]
+    ]
     if len(missing) > 12:
         lines.append(f"  ... and {len(missing) - 12} more")
     lines.append(
-        "Either allow the download (download=True, on the command line --download), or put the files there yourself, "
+        "Either allow the download (download=True, on the command line --download), or put the "
+        "files there yourself, "
         "or name the folder that has them (root=..., --root, or the variable SHEAFDEQ_DATA)."
     )
     return "\n".join(lines)

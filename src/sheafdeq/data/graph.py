@@ -2,18 +2,20 @@
 
 * ``n`` nodes, ``e`` directed (stored) edges. A stored edge ``u -> v`` carries a message from its
   *source* ``u`` (row 0 of ``edge_index``) to its *target* ``v`` (row 1).
-* An undirected graph stores every edge twice. Nothing here symmetrises: directed input is used as given.
-* Edges are kept sorted by target, then by source (:meth:`Graph.build` sorts them, edge features along with
-  them), so the incoming edges of node ``v`` are the slice ``pointer[v]:pointer[v + 1]``. Results therefore
-  do not depend on the order in which edges were supplied. ``edge_order`` maps a sorted position back to the
-  position in the user's ``edge_index``.
-* The *degree* of ``v`` is its number of incoming stored edges. It is clamped to one where it divides, so an
-  isolated node keeps its own state and receives nothing. In a part of a larger graph some edges are stored
-  elsewhere; then ``incoming`` holds the true counts, and they take the place of the stored ones.
-* A self-loop is a stored edge like any other: it counts once in the degree, sends a message and adds its
-  diagonal term. Duplicate edges are parallel edges: each counts.
-* Several graphs form one :class:`Graph` by disjoint union; ``graph_of_node`` (non-decreasing) says which
-  graph a node belongs to, and solvers decide convergence for each graph on its own.
+* An undirected graph stores every edge twice. Nothing here symmetrises: directed input is used as
+  given.
+* Edges are kept sorted by target, then by source (:meth:`Graph.build` sorts them, edge features
+  along with them), so the incoming edges of node ``v`` are the slice ``pointer[v]:pointer[v + 1]``.
+  Results therefore do not depend on the order in which edges were supplied. ``edge_order`` maps a
+  sorted position back to the position in the user's ``edge_index``.
+* The *degree* of ``v`` is its number of incoming stored edges. It is clamped to one where it
+  divides, so an isolated node keeps its own state and receives nothing. In a part of a larger graph
+  some edges are stored elsewhere; then ``incoming`` holds the true counts, and they take the place
+  of the stored ones.
+* A self-loop is a stored edge like any other: it counts once in the degree, sends a message and
+  adds its diagonal term. Duplicate edges are parallel edges: each counts.
+* Several graphs form one :class:`Graph` by disjoint union; ``graph_of_node`` (non-decreasing) says
+  which graph a node belongs to, and solvers decide convergence for each graph on its own.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ _INDEX_TYPES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 class Graph:
     """One graph, or the disjoint union of several, with node and edge features.
 
-    Build it with :meth:`build` (checks and sorts) or :meth:`from_data` (a PyG ``Data`` or ``Batch``);
-    the plain constructor trusts its arguments.
+    Build it with :meth:`build` (checks and sorts) or :meth:`from_data` (a PyG ``Data`` or
+    ``Batch``); the plain constructor trusts its arguments.
     """
 
     x: Tensor  # (n, f) node features
@@ -47,8 +49,10 @@ class Graph:
     edge_attr: Tensor | None = None  # (e, d_e) edge features in the same order
     graph_of_node: Tensor | None = None  # (n,) int64; None means one graph
     num_graphs: int = 1
-    edge_order: Tensor | None = field(default=None, repr=False)  # (e,) sorted position -> supplied position
-    incoming: Tensor | None = field(default=None, repr=False)  # (n,) int64 true in-degrees; None: as stored
+    # (e,) sorted position -> supplied position
+    edge_order: Tensor | None = field(default=None, repr=False)
+    # (n,) int64 true in-degrees; None: as stored
+    incoming: Tensor | None = field(default=None, repr=False)
 
     # ------------------------------------------------------------------ construction
 
@@ -63,9 +67,10 @@ class Graph:
     ) -> Graph:
         """Check every tensor, sort the edges by target, and return a :class:`Graph`.
 
-        Tensor subclasses (PyG's ``EdgeIndex``, ``nn.Parameter``) and lazily negated views become plain tensors here
-        (:func:`~sheafdeq.data.plain_tensor.plain_tensor`). Raises :class:`~sheafdeq.errors.InputError` (a ``ValueError``)
-        that names what came and what is needed.
+        Tensor subclasses (PyG's ``EdgeIndex``, ``nn.Parameter``) and lazily negated views become
+        plain tensors here (:func:`~sheafdeq.data.plain_tensor.plain_tensor`). Raises
+        :class:`~sheafdeq.errors.InputError` (a ``ValueError``) that names what came and what is
+        needed.
         """
         x = _checked_features(x, "x")
         n = x.shape[0]
@@ -88,7 +93,9 @@ class Graph:
         """A PyG ``Data`` or ``Batch`` (anything with ``x`` and ``edge_index``)."""
         for name in ("x", "edge_index"):
             if getattr(data, name, None) is None:
-                raise InputError(f"the graph has no '{name}': give a PyG Data object with x and edge_index")
+                raise InputError(
+                    f"the graph has no '{name}': give a PyG Data object with x and edge_index"
+                )
         edge_attr = getattr(data, "edge_attr", None)
         if isinstance(edge_attr, Tensor):
             edge_attr = plain_tensor(edge_attr, "edge_attr")
@@ -98,7 +105,9 @@ class Graph:
             data.edge_index,
             edge_attr,
             getattr(data, "batch", None),
-            num_graphs=getattr(data, "num_graphs", None) if getattr(data, "batch", None) is not None else None,
+            num_graphs=getattr(data, "num_graphs", None)
+            if getattr(data, "batch", None) is not None
+            else None,
         )
 
     @staticmethod
@@ -119,11 +128,15 @@ class Graph:
         # Parts are sorted by target and targets grow from part to part, so the union is sorted too.
         return Graph(
             x=torch.cat([g.x for g in graphs]),
-            edge_index=torch.cat([g.edge_index + o for g, o in zip(graphs, node_offsets, strict=True)], dim=1),
+            edge_index=torch.cat(
+                [g.edge_index + o for g, o in zip(graphs, node_offsets, strict=True)], dim=1
+            ),
             edge_attr=torch.cat([g.edge_attr for g in graphs]) if all(with_attr) else None,  # type: ignore[misc]
             graph_of_node=torch.cat(ids),
             num_graphs=graph_offset,
-            incoming=None if all(g.incoming is None for g in graphs) else torch.cat([g.in_degree for g in graphs]),
+            incoming=None
+            if all(g.incoming is None for g in graphs)
+            else torch.cat([g.in_degree for g in graphs]),
         )
 
     # ------------------------------------------------------------------ sizes and derived structure
@@ -196,7 +209,8 @@ class Graph:
     # ------------------------------------------------------------------ conversions
 
     def to(self, *args: Any, **kwargs: Any) -> Graph:
-        """Move to a device and/or floating dtype, as ``Tensor.to`` does (indices keep their dtype)."""
+        """Move to a device and/or floating dtype, as ``Tensor.to`` does (indices keep their
+        dtype)."""
         x = self.x.to(*args, **kwargs)
         return Graph(
             x,
@@ -212,11 +226,17 @@ class Graph:
         """The same edges with other node features (same number of nodes)."""
         x = plain_tensor(x, "x")
         if x.shape[0] != self.num_nodes:
-            raise InputError(f"features have {x.shape[0]} rows, the graph has {self.num_nodes} nodes")
+            raise InputError(
+                f"features have {x.shape[0]} rows, the graph has {self.num_nodes} nodes"
+            )
         return replace(self, x=x)
 
     def __repr__(self) -> str:
-        parts = [f"nodes={self.num_nodes}", f"edges={self.num_edges}", f"features={self.x.shape[1]}"]
+        parts = [
+            f"nodes={self.num_nodes}",
+            f"edges={self.num_edges}",
+            f"features={self.x.shape[1]}",
+        ]
         if self.edge_attr is not None:
             parts.append(f"edge_features={self.edge_dim}")
         if self.num_graphs != 1:
@@ -229,55 +249,82 @@ class Graph:
 
 def _checked_features(x: Any, name: str) -> Tensor:
     if not isinstance(x, Tensor):
-        raise InputError(f"{name} must be a torch tensor of shape (nodes, features), got {type(x).__name__}")
+        raise InputError(
+            f"{name} must be a torch tensor of shape (nodes, features), got {type(x).__name__}"
+        )
     x = plain_tensor(x, name)
     if x.dim() != 2:
         raise InputError(f"{name} must have shape (nodes, features), got shape {tuple(x.shape)}")
     if not x.dtype.is_floating_point:
         raise InputError(f"{name} must be floating point, got {x.dtype}: call .float() first")
     if x.dtype in (torch.float16, torch.bfloat16):
-        raise InputError(f"{name} is {x.dtype}: equilibria are solved in float32 or float64, convert first")
+        raise InputError(
+            f"{name} is {x.dtype}: equilibria are solved in float32 or float64, convert first"
+        )
     if not bool(torch.isfinite(x).all()):
         row = int((~torch.isfinite(x)).any(dim=1).nonzero()[0])
-        raise InputError(f"{name} holds NaN or infinity (first in row {row}): clean the features first")
+        raise InputError(
+            f"{name} holds NaN or infinity (first in row {row}): clean the features first"
+        )
     return x
 
 
 def _checked_edge_index(edge_index: Any, n: int, device: torch.device) -> Tensor:
     if not isinstance(edge_index, Tensor):
-        raise InputError(f"edge_index must be a torch tensor of shape (2, edges), got {type(edge_index).__name__}")
+        raise InputError(
+            "edge_index must be a torch tensor of shape (2, edges), got "
+            f"{type(edge_index).__name__}"
+        )
     edge_index = plain_tensor(edge_index, "edge_index")
     if edge_index.dim() != 2 or edge_index.shape[0] != 2:
-        raise InputError(f"edge_index must have shape (2, edges), got shape {tuple(edge_index.shape)}")
+        raise InputError(
+            f"edge_index must have shape (2, edges), got shape {tuple(edge_index.shape)}"
+        )
     if edge_index.dtype not in _INDEX_TYPES:
         raise InputError(f"edge_index must hold integers (torch.int64), got {edge_index.dtype}")
     if edge_index.device != device:
-        raise InputError(f"edge_index is on {edge_index.device} but x is on {device}: move one of them")
+        raise InputError(
+            f"edge_index is on {edge_index.device} but x is on {device}: move one of them"
+        )
     edge_index = edge_index.to(torch.int64)
     if edge_index.numel():
         low, high = int(edge_index.min()), int(edge_index.max())
         if low < 0:
-            raise InputError(f"edge_index holds the negative node number {low}; nodes are numbered 0 to {n - 1}")
+            raise InputError(
+                f"edge_index holds the negative node number {low}; nodes are numbered 0 to {n - 1}"
+            )
         if high >= n:
-            raise InputError(f"edge_index holds node {high}, but x has only {n} rows (nodes 0 to {n - 1})")
+            raise InputError(
+                f"edge_index holds node {high}, but x has only {n} rows (nodes 0 to {n - 1})"
+            )
     return edge_index
 
 
 def _checked_edge_attr(edge_attr: Any, e: int, x: Tensor) -> Tensor:
     if not isinstance(edge_attr, Tensor):
-        raise InputError(f"edge_attr must be a torch tensor of shape (edges, width), got {type(edge_attr).__name__}")
+        raise InputError(
+            "edge_attr must be a torch tensor of shape (edges, width), got "
+            f"{type(edge_attr).__name__}"
+        )
     edge_attr = plain_tensor(edge_attr, "edge_attr")
     if edge_attr.dim() != 2 or edge_attr.shape[0] != e:
         raise InputError(
-            f"edge_attr must have shape ({e}, width), one row for each edge, got {tuple(edge_attr.shape)}"
+            f"edge_attr must have shape ({e}, width), one row for each edge, got "
+            f"{tuple(edge_attr.shape)}"
         )
     if not edge_attr.dtype.is_floating_point:
-        raise InputError(f"edge_attr must be floating point, got {edge_attr.dtype}: call .float() first")
+        raise InputError(
+            f"edge_attr must be floating point, got {edge_attr.dtype}: call .float() first"
+        )
     if edge_attr.device != x.device:
-        raise InputError(f"edge_attr is on {edge_attr.device} but x is on {x.device}: move one of them")
+        raise InputError(
+            f"edge_attr is on {edge_attr.device} but x is on {x.device}: move one of them"
+        )
     if not bool(torch.isfinite(edge_attr).all()):
         row = int((~torch.isfinite(edge_attr)).any(dim=1).nonzero()[0])
-        raise InputError(f"edge_attr holds NaN or infinity (first in row {row}): clean the edge features first")
+        raise InputError(
+            f"edge_attr holds NaN or infinity (first in row {row}): clean the edge features first"
+        )
     return edge_attr.to(x.dtype)
 
 
@@ -286,12 +333,19 @@ def _checked_batch(
 ) -> tuple[Tensor | None, int]:
     if batch is None:
         if num_graphs not in (None, 1):
-            raise InputError(f"num_graphs={num_graphs} needs a batch vector that says which node is in which graph")
+            raise InputError(
+                f"num_graphs={num_graphs} needs a batch vector that says which node "
+                "is in which graph"
+            )
         return None, 1
     if isinstance(batch, Tensor):
         batch = plain_tensor(batch, "batch")
     if not isinstance(batch, Tensor) or batch.shape != (n,) or batch.dtype not in _INDEX_TYPES:
-        got = f"{tuple(batch.shape)} {batch.dtype}" if isinstance(batch, Tensor) else type(batch).__name__
+        got = (
+            f"{tuple(batch.shape)} {batch.dtype}"
+            if isinstance(batch, Tensor)
+            else type(batch).__name__
+        )
         raise InputError(f"batch must be an integer tensor of shape ({n},), got {got}")
     batch = batch.to(torch.int64)
     if n == 0:
@@ -307,7 +361,8 @@ def _checked_batch(
     if bool(crossing.any()):
         edge = int(crossing.nonzero()[0])
         raise InputError(
-            f"edge {edge} joins nodes {edge_index[0, edge].item()} and {edge_index[1, edge].item()}, which are in "
+            f"edge {edge} joins nodes {edge_index[0, edge].item()} and "
+            f"{edge_index[1, edge].item()}, which are in "
             "different graphs of the batch"
         )
     return batch, count

@@ -1,8 +1,9 @@
 """What a task asks for: the training loss, the metrics, and the one score models are compared by.
 
-An objective never sees a model. It takes the outputs ``(n, o)`` of one forward pass over a split's graph and
-the split itself, and answers with a differentiable loss or with plain numbers. Scores are always
-"higher is better", in the units of the paper's tables (accuracy in percent, minus the relative error).
+An objective never sees a model. It takes the outputs ``(n, o)`` of one forward pass over a split's
+graph and the split itself, and answers with a differentiable loss or with plain numbers. Scores are
+always "higher is better", in the units of the paper's tables (accuracy in percent, minus the
+relative error).
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ from sheafdeq.errors import InputError
 if TYPE_CHECKING:
     from sheafdeq.data.task import Split
 
-__all__ = ["Classification", "EdgeDistance", "GraphClassification", "Objective", "Regression", "roc_auc"]
+__all__ = [
+    "Classification",
+    "EdgeDistance",
+    "GraphClassification",
+    "Objective",
+    "Regression",
+    "roc_auc",
+]
 
 
 class Objective(ABC):
@@ -49,9 +57,11 @@ class Objective(ABC):
 
     @abstractmethod
     def constant_over_all(self, splits: Sequence[Split]) -> dict[str, float]:
-        """Score metric of the constant predictor fitted to and judged on all scored rows of all splits together.
+        """Score metric of the constant predictor fitted to and judged on all scored rows of all
+        splits together.
 
-        This is the figure to hold against published constants; it does not depend on how the rows were split.
+        This is the figure to hold against published constants; it does not depend on how the rows
+        were split.
         """
 
 
@@ -59,8 +69,9 @@ class Objective(ABC):
 class Classification(Objective):
     """One class for each node: cross entropy, accuracy, and ROC-AUC where the benchmark uses it.
 
-    ``outputs`` (n, C) are logits. ``metric`` is the metric the score reports: ``"accuracy"`` or ``"roc_auc"``
-    (two classes; the decision value is the difference of the two logits). The score is in percent.
+    ``outputs`` (n, C) are logits. ``metric`` is the metric the score reports: ``"accuracy"`` or
+    ``"roc_auc"`` (two classes; the decision value is the difference of the two logits). The score
+    is in percent.
     """
 
     classes: int
@@ -72,7 +83,9 @@ class Classification(Objective):
         if self.metric not in ("accuracy", "roc_auc"):
             raise InputError(f"metric must be 'accuracy' or 'roc_auc', got {self.metric!r}")
         if self.metric == "roc_auc" and self.classes != 2:
-            raise InputError(f"ROC-AUC needs exactly two classes, got {self.classes}: use metric='accuracy'")
+            raise InputError(
+                f"ROC-AUC needs exactly two classes, got {self.classes}: use metric='accuracy'"
+            )
 
     @property
     def metric_names(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -124,14 +137,17 @@ class Classification(Objective):
 
 @dataclass(frozen=True)
 class GraphClassification(Classification):
-    """One class for each graph: node outputs (n, C) are averaged over every graph, then as for nodes."""
+    """One class for each graph: node outputs (n, C) are averaged over every graph, then as for
+    nodes."""
 
     kind = "graph classification"
 
     def _select(self, outputs: Tensor, split: Split) -> tuple[Tensor, Tensor]:
         graph = split.graph
         _check_outputs(outputs, graph.num_nodes, self.classes)
-        sums = outputs.new_zeros(graph.num_graphs, self.classes).index_add(0, graph.graph_ids, outputs)
+        sums = outputs.new_zeros(graph.num_graphs, self.classes).index_add(
+            0, graph.graph_ids, outputs
+        )
         sizes = torch.bincount(graph.graph_ids, minlength=graph.num_graphs).clamp(min=1)
         pooled = sums / sizes.to(outputs.dtype).unsqueeze(1)
         return pooled if split.mask is None else pooled[split.mask], split.scored_target
@@ -141,15 +157,16 @@ class GraphClassification(Classification):
 class Regression(Objective):
     r"""Real targets for each node, in units of their training mean.
 
-    ``split.target`` (n, o) holds the raw targets divided by ``scale``, the mean raw target of the training
-    rows, so a model's outputs are in these units too and ``scale * outputs`` are raw predictions. With y the
-    raw target and p the raw prediction,
+    ``split.target`` (n, o) holds the raw targets divided by ``scale``, the mean raw target of the
+    training rows, so a model's outputs are in these units too and ``scale * outputs`` are raw
+    predictions. With y the raw target and p the raw prediction,
 
         loss = mean((p - y)^2) / scale^2,   relative_rmse = sqrt(mean((p - y)^2)) / (scale * mean),
         mse = mean((p - y)^2),              r2 = 1 - mean((p - y)^2) / var(y).
 
-    The score is ``-relative_rmse``, the only reading of the paper's "-MSE" column that fits its own numbers. ``mean`` is the
-    mean target in units of ``scale``: one, unless the scale was given from outside.
+    The score is ``-relative_rmse``, the only reading of the paper's "-MSE" column that fits its own
+    numbers. ``mean`` is the mean target in units of ``scale``: one, unless the scale was given from
+    outside.
     """
 
     scale: float
@@ -194,9 +211,11 @@ class Regression(Objective):
 
 @dataclass(frozen=True)
 class EdgeDistance(Objective):
-    r"""Positions judged by the distances they give the stored edges, so rigid motions do not matter.
+    r"""Positions judged by the distances they give the stored edges, so rigid motions do not
+    matter.
 
-    ``outputs`` (n, 2) are positions p, ``split.target`` (e,) the true distances D. With m stored edges,
+    ``outputs`` (n, 2) are positions p, ``split.target`` (e,) the true distances D. With m stored
+    edges,
 
         loss = (1 / m) sum over stored edges (u, v) of (||p_u - p_v|| - D_uv)^2.
 
@@ -216,7 +235,9 @@ class EdgeDistance(Objective):
         squared = difference.square().sum(dim=1)
         # sqrt has an infinite slope at 0; the double where keeps 0 * inf out of the backward pass.
         apart = squared > 0
-        length = torch.where(apart, torch.where(apart, squared, torch.ones_like(squared)).sqrt(), squared)
+        length = torch.where(
+            apart, torch.where(apart, squared, torch.ones_like(squared)).sqrt(), squared
+        )
         return (length - split.target.to(length.dtype)).square().mean()
 
     def metrics(self, outputs: Tensor, split: Split) -> dict[str, float]:
@@ -256,4 +277,7 @@ def roc_auc(decision: Tensor, target: Tensor) -> float:
 
 def _check_outputs(outputs: Tensor, n: int, width: int) -> None:
     if outputs.shape != (n, width):
-        raise InputError(f"outputs must have shape ({n}, {width}), one row for each node, got {tuple(outputs.shape)}")
+        raise InputError(
+            f"outputs must have shape ({n}, {width}), one row for each node, got "
+            f"{tuple(outputs.shape)}"
+        )

@@ -1,13 +1,16 @@
 """Read the array pickles of the Planetoid files without ever running a pickle.
 
-Python's unpickler calls whatever the file names. This reader calls nothing: it walks the opcodes with
-:mod:`pickletools`, which only decodes, and interprets the few that describe numbers, strings, tuples, lists,
-dictionaries, NumPy arrays and SciPy CSR matrices. A name outside the table below, or an opcode outside the list, is
-refused with its position, before anything is built from it.
+Python's unpickler calls whatever the file names. This reader calls nothing: it walks the opcodes
+with
+:mod:`pickletools`, which only decodes, and interprets the few that describe numbers, strings,
+tuples, lists,
+dictionaries, NumPy arrays and SciPy CSR matrices. A name outside the table below, or an opcode
+outside the list, is refused with its position, before anything is built from it.
 
-The work is linear in the size of the file: every opcode costs at most the items it consumes. Tuples nest at most
-``_DEPTH`` deep (arrays need two), and keys are plain scalars; a tuple of itself twice, k times over, would otherwise be
-2^k items to hash or print, and a deep one would overflow the stack.
+The work is linear in the size of the file: every opcode costs at most the items it consumes. Tuples
+nest at most ``_DEPTH`` deep (arrays need two), and keys are plain scalars; a tuple of itself twice,
+k times over, would otherwise be 2^k items to hash or print, and a deep one would overflow the
+stack.
 """
 
 from __future__ import annotations
@@ -40,9 +43,19 @@ _NAMES = {
 }
 _CODES = re.compile(r"[<>|=]?(f4|f8|i1|i2|i4|i8|u1|u2|u4|u8|b1)")
 _LITERALS = {
-    "BININT", "BININT1", "BININT2", "INT", "LONG1", "BINFLOAT", "BINSTRING", "SHORT_BINSTRING", "BINUNICODE",
-    "SHORT_BINUNICODE", "BINBYTES", "SHORT_BINBYTES",
-}  # fmt: skip
+    "BININT",
+    "BININT1",
+    "BININT2",
+    "INT",
+    "LONG1",
+    "BINFLOAT",
+    "BINSTRING",
+    "SHORT_BINSTRING",
+    "BINUNICODE",
+    "SHORT_BINUNICODE",
+    "BINBYTES",
+    "SHORT_BINBYTES",
+}
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _IGNORED = {"PROTO", "FRAME"}
@@ -88,13 +101,18 @@ class _Machine:
     stack: list[Any] = field(default_factory=list)
     marks: list[int] = field(default_factory=list)
     memo: dict[int, Any] = field(default_factory=dict)
-    depths: dict[int, tuple[int, Any]] = field(default_factory=dict)  # id -> depth, and the tuple, so that ids stay unique
+    # id -> depth, and the tuple, so that ids stay unique
+    depths: dict[int, tuple[int, Any]] = field(default_factory=dict)
 
     def push_tuple(self, items: tuple[Any, ...], place: str) -> None:
         """Push a tuple whose depth is within bounds."""
-        depth = 1 + max((self.depths[id(item)][0] for item in items if isinstance(item, tuple)), default=0)
+        depth = 1 + max(
+            (self.depths[id(item)][0] for item in items if isinstance(item, tuple)), default=0
+        )
         if depth > _DEPTH:
-            raise DataError(f"{place}: refused, tuples nest deeper than {_DEPTH}, which arrays never need")
+            raise DataError(
+                f"{place}: refused, tuples nest deeper than {_DEPTH}, which arrays never need"
+            )
         self.depths[id(items)] = (depth, items)
         self.stack.append(items)
 
@@ -108,8 +126,8 @@ class _Machine:
 def read_pickle(content: bytes, origin: str = "the pickle") -> Any:
     """The number, list, dictionary, ``ndarray`` or ``csr_matrix`` that the pickle describes.
 
-    Raises :class:`~sheafdeq.errors.DataError` for anything else: unknown names or opcodes, truncated or inconsistent
-    content. Nothing named by the file is imported or called.
+    Raises :class:`~sheafdeq.errors.DataError` for anything else: unknown names or opcodes,
+    truncated or inconsistent content. Nothing named by the file is imported or called.
     """
     machine = _Machine()
     try:
@@ -122,8 +140,19 @@ def read_pickle(content: bytes, origin: str = "the pickle") -> Any:
         return _plain(machine.stack[0])
     except DataError:
         raise
-    except (ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError, RecursionError, AttributeError) as error:
-        raise DataError(f"{origin} is truncated or corrupt: {type(error).__name__}: {error}") from error
+    except (
+        ValueError,
+        IndexError,
+        KeyError,
+        TypeError,
+        OverflowError,
+        MemoryError,
+        RecursionError,
+        AttributeError,
+    ) as error:
+        raise DataError(
+            f"{origin} is truncated or corrupt: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _apply(machine: _Machine, name: str, argument: Any, place: str) -> None:
@@ -170,7 +199,10 @@ def _apply(machine: _Machine, name: str, argument: Any, place: str) -> None:
         stack.append(machine.memo[argument])
     elif name == "GLOBAL":
         if argument not in _NAMES:
-            raise DataError(f"{place}: refused, the file names {_SHOWN.repr(argument)}; only plain arrays are allowed")
+            raise DataError(
+                f"{place}: refused, the file names {_SHOWN.repr(argument)}; only "
+                "plain arrays are allowed"
+            )
         stack.append(_Name(_NAMES[argument]))
     elif name in ("REDUCE", "NEWOBJ"):
         arguments, label = stack.pop(), stack.pop()
@@ -195,7 +227,9 @@ def _construct(opcode: str, label: Any, arguments: Any, place: str) -> Any:
         return _Array()
     if opcode == "NEWOBJ" and name == "csr_matrix" and arguments == ():
         return _Matrix()
-    raise DataError(f"{place}: refused, {opcode} of {name or type(label).__name__} is not how arrays are stored")
+    raise DataError(
+        f"{place}: refused, {opcode} of {name or type(label).__name__} is not how arrays are stored"
+    )
 
 
 def _fill(thing: Any, state: Any, place: str) -> None:
@@ -207,17 +241,27 @@ def _fill(thing: Any, state: Any, place: str) -> None:
     elif isinstance(thing, _Array):
         _, shape, kind, column_major, raw = state
         if not isinstance(kind, _Type) or not _is_shape(shape):
-            raise DataError(f"{place}: an array needs a plain type and a shape, got {_SHOWN.repr(shape)}")
-        data = raw.encode("latin-1") if isinstance(raw, str) else raw  # Python 2 wrote bytes as strings
+            raise DataError(
+                f"{place}: an array needs a plain type and a shape, got {_SHOWN.repr(shape)}"
+            )
+        # Python 2 wrote bytes as strings
+        data = raw.encode("latin-1") if isinstance(raw, str) else raw
         if not isinstance(data, bytes) or len(data) != math.prod(shape) * kind.value.itemsize:
             raise DataError(f"{place}: the array data does not fill the shape {_SHOWN.repr(shape)}")
         flat = np.frombuffer(data, dtype=kind.value)
-        thing.value = flat.reshape(shape, order="F" if column_major else "C").astype(kind.value.newbyteorder("="))
+        thing.value = flat.reshape(shape, order="F" if column_major else "C").astype(
+            kind.value.newbyteorder("=")
+        )
     elif isinstance(thing, _Matrix):
         parts = [_plain(state[key]) for key in ("data", "indices", "indptr")]
         shape = state.get("_shape", state.get("shape"))
-        if not all(isinstance(part, np.ndarray) and part.ndim == 1 for part in parts) or not _is_shape(shape, axes=2):
-            raise DataError(f"{place}: a sparse matrix needs three flat arrays and a shape, got {_SHOWN.repr(shape)}")
+        if not all(
+            isinstance(part, np.ndarray) and part.ndim == 1 for part in parts
+        ) or not _is_shape(shape, axes=2):
+            raise DataError(
+                f"{place}: a sparse matrix needs three flat arrays and a shape, got "
+                f"{_SHOWN.repr(shape)}"
+            )
         matrix = sparse.csr_matrix(tuple(parts), shape=shape)
         matrix.check_format(full_check=True)
         thing.value = matrix
@@ -236,7 +280,9 @@ def _plain(thing: Any) -> Any:
 
 
 def _is_shape(shape: Any, axes: int | None = None) -> bool:
-    fits = isinstance(shape, tuple) and (len(shape) <= _AXES if axes is None else len(shape) == axes)
+    fits = isinstance(shape, tuple) and (
+        len(shape) <= _AXES if axes is None else len(shape) == axes
+    )
     return fits and all(isinstance(size, int) and 0 <= size < 2**48 for size in shape)
 
 

@@ -1,4 +1,5 @@
-"""A task owns its graphs, splits, loss and metric, so that no model can be measured by another rule."""
+"""A task owns its graphs, splits, loss and metric, so that no model can be measured by another
+rule."""
 
 from __future__ import annotations
 
@@ -40,12 +41,13 @@ class Dimensions:
 class Split:
     """One evaluation set.
 
-    Several splits of a transductive task hold the *same* ``graph`` object, so a trainer can run its model
-    once for each distinct graph and read every split from that one output.
+    Several splits of a transductive task hold the *same* ``graph`` object, so a trainer can run its
+    model once for each distinct graph and read every split from that one output.
     """
 
     graph: Graph
-    target: Tensor  # (n,) classes, (n, o) regression, (num_graphs,) graph classes, (e,) true distances
+    # (n,) classes, (n, o) regression, (num_graphs,) graph classes, (e,) true distances
+    target: Tensor
     mask: Tensor | None = None  # bool over nodes (or graphs); None means all
 
     @property
@@ -63,8 +65,9 @@ class Split:
 class Task:
     """Three splits, an objective, and the sizes a model needs.
 
-    ``options`` are the options that define the data (they enter the digest). ``output_scale`` turns outputs
-    into raw target units (see :class:`~sheafdeq.data.objective.Regression`); it is one elsewhere.
+    ``options`` are the options that define the data (they enter the digest). ``output_scale`` turns
+    outputs into raw target units (see :class:`~sheafdeq.data.objective.Regression`); it is one
+    elsewhere.
     """
 
     name: str
@@ -155,12 +158,14 @@ class Task:
 
     @cached_property
     def constant_score(self) -> dict[str, float]:
-        """Metrics of the constant predictor on the test split, to be printed beside every result."""
+        """Metrics of the constant predictor on the test split, to be printed beside every
+        result."""
         return self.constant_metrics(self.test)
 
     @cached_property
     def constant_over_all(self) -> dict[str, float]:
-        """The constant predictor fitted to and judged on all rows: the figure to hold against publications."""
+        """The constant predictor fitted to and judged on all rows: the figure to hold against
+        publications."""
         return self.objective.constant_over_all(list(self.splits.values()))
 
     # ------------------------------------------------------------------ identity and description
@@ -169,8 +174,9 @@ class Task:
     def digest(self) -> str:
         """SHA-256 over the defining options and every tensor, bytes in a fixed order.
 
-        Tensors are hashed as little-endian contiguous bytes behind a header with name, type and shape, split
-        by split; a graph that several splits share is hashed once and referred to by number.
+        Tensors are hashed as little-endian contiguous bytes behind a header with name, type and
+        shape, split by split; a graph that several splits share is hashed once and referred to by
+        number.
         """
         hasher = hashlib.sha256()
         hasher.update(json.dumps([self.name, dict(self.options)], sort_keys=True).encode())
@@ -190,7 +196,8 @@ class Task:
         return hasher.hexdigest()
 
     def describe(self) -> dict[str, Any]:
-        """Sizes, licence, degree and homophily figures, constant scores and digest, ready for JSON."""
+        """Sizes, licence, degree and homophily figures, constant scores and digest, ready for
+        JSON."""
         return {
             "name": self.name,
             "kind": self.kind,
@@ -223,20 +230,25 @@ class Task:
 
     @cached_property
     def homophily(self) -> float | None:
-        """Share of stored edges between labelled nodes, over all graphs, that join equal classes; None without."""
-        if not isinstance(self.objective, Classification) or isinstance(self.objective, GraphClassification):
+        """Share of stored edges between labelled nodes, over all graphs, that join equal classes;
+        None without."""
+        if not isinstance(self.objective, Classification) or isinstance(
+            self.objective, GraphClassification
+        ):
             return None
         same, total = 0, 0
         for graph in self.graphs:
             target = next(split.target for split in self.splits.values() if split.graph is graph)
             source_class, target_class = target[graph.source], target[graph.target]
-            labelled = (source_class >= 0) & (target_class >= 0)  # -1 marks a node whose class is not known
+            # -1 marks a node whose class is not known
+            labelled = (source_class >= 0) & (target_class >= 0)
             same += int(((source_class == target_class) & labelled).sum())
             total += int(labelled.sum())
         return same / total if total else None
 
     def to(self, *args: Any, **kwargs: Any) -> Task:
-        """The task on another device and/or in another floating dtype; shared graphs stay shared."""
+        """The task on another device and/or in another floating dtype; shared graphs stay
+        shared."""
         graphs: dict[int, Graph] = {}
 
         def move(split: Split) -> Split:
@@ -244,9 +256,13 @@ class Task:
             target = split.target.to(device=graph.x.device)
             if target.is_floating_point():
                 target = target.to(graph.x.dtype)
-            return Split(graph, target, None if split.mask is None else split.mask.to(graph.x.device))
+            return Split(
+                graph, target, None if split.mask is None else split.mask.to(graph.x.device)
+            )
 
-        return replace(self, train=move(self.train), validation=move(self.validation), test=move(self.test))
+        return replace(
+            self, train=move(self.train), validation=move(self.validation), test=move(self.test)
+        )
 
     def __repr__(self) -> str:
         sizes = "/".join(f"{split.size:,}" for split in self.splits.values())

@@ -1,13 +1,16 @@
-"""MNIST Terrain: ten agents on one image of a 0 or a 1 each see one pixel and must agree which digit it is.
+"""MNIST Terrain: ten agents on one image of a 0 or a 1 each see one pixel and must agree which
+digit it is.
 
-Every zero and one of MNIST (14,780 images, training file first) becomes a graph of ``pixels`` nodes: pixel positions
-drawn without replacement, feature (value, row, column), each scaled to [0, 1]; the label of every node is the digit. The
-paper says "communication determined by pixel proximity" and no more: here each pixel is joined to its ``k`` nearest
-(union-symmetrised), and while a graph is in several pieces the shortest link between the first piece and the rest is
-added; ``edges="radius"`` joins pixels at most ``radius`` pixels apart instead (and leaves pieces apart).
+Every zero and one of MNIST (14,780 images, training file first) becomes a graph of ``pixels``
+nodes: pixel positions drawn without replacement, feature (value, row, column), each scaled to [0,
+1]; the label of every node is the digit. The paper says "communication determined by pixel
+proximity" and no more: here each pixel is joined to its ``k`` nearest (union-symmetrised), and
+while a graph is in several pieces the shortest link between the first piece and the rest is added;
+``edges="radius"`` joins pixels at most ``radius`` pixels apart instead (and leaves pieces apart).
 Masks are over nodes, 60/20/20, as the paper's split table has them.
 
-``mnist-terrain-standin`` draws rings and bars instead of reading MNIST: same shapes, no files, not comparable.
+``mnist-terrain-standin`` draws rings and bars instead of reading MNIST: same shapes, no files, not
+comparable.
 """
 
 from __future__ import annotations
@@ -29,7 +32,11 @@ from sheafdeq.errors import DataError, InputError
 
 __all__ = ["mnist_terrain", "mnist_terrain_standin", "read_idx"]
 
-_FILES = [f"mnist/raw/{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
+_FILES = [
+    f"mnist/raw/{part}-{kind}-ubyte.gz"
+    for part in ("train", "t10k")
+    for kind in ("images-idx3", "labels-idx1")
+]
 _SIDE = 28
 
 
@@ -48,11 +55,21 @@ def mnist_terrain(
     contents = read_files(_FILES, root=root, download=download)
     pictures, digits = [], []
     for image_file, label_file in (_FILES[:2], _FILES[2:]):
-        values, labels = read_idx(contents[image_file], image_file), read_idx(contents[label_file], label_file)
+        values, labels = (
+            read_idx(contents[image_file], image_file),
+            read_idx(contents[label_file], label_file),
+        )
         chosen = labels <= 1
         pictures.append(values[chosen])
         digits.append(labels[chosen])
-    options = {"images": images, "pixels": pixels, "edges": edges, "k": k, "radius": radius, "seed": seed}
+    options = {
+        "images": images,
+        "pixels": pixels,
+        "edges": edges,
+        "k": k,
+        "radius": radius,
+        "seed": seed,
+    }
     licence = "none stated (MNIST database, Y. LeCun, C. Cortes, C. Burges)"
     picture, digit = np.concatenate(pictures)[:images], np.concatenate(digits)[:images]
     return _terrain("mnist-terrain", picture, digit, options, licence, ())
@@ -80,21 +97,42 @@ def mnist_terrain_standin(
     ring = np.exp(-12 * (np.hypot(across, along) - 1) ** 2)
     bar = np.exp(-12 * across**2) * (np.abs(along) < 1)
     picture = (255 * np.where(digit[:, None, None] == 0, ring, bar)).astype(np.uint8)
-    options = {"images": images, "pixels": pixels, "edges": edges, "k": k, "radius": radius, "seed": seed}
-    remark = "a synthetic stand-in of the shape of MNIST Terrain: its scores say nothing about MNIST"
-    return _terrain("mnist-terrain-standin", picture, digit, options, "none needed (generated)", (remark,))
+    options = {
+        "images": images,
+        "pixels": pixels,
+        "edges": edges,
+        "k": k,
+        "radius": radius,
+        "seed": seed,
+    }
+    remark = (
+        "a synthetic stand-in of the shape of MNIST Terrain: its scores say nothing about MNIST"
+    )
+    return _terrain(
+        "mnist-terrain-standin", picture, digit, options, "none needed (generated)", (remark,)
+    )
 
 
 def _terrain(
-    name: str, pictures: np.ndarray, digits: np.ndarray, options: dict[str, Any], licence: str, remarks: tuple[str, ...]
+    name: str,
+    pictures: np.ndarray,
+    digits: np.ndarray,
+    options: dict[str, Any],
+    licence: str,
+    remarks: tuple[str, ...],
 ) -> Task:
     pixels, k = options["pixels"], options["k"]
     if not 2 <= pixels <= _SIDE * _SIDE or not 1 <= k < pixels:
-        raise InputError(f"terrain needs 2 to {_SIDE * _SIDE} pixels and k from 1 to pixels - 1, got {pixels} and {k}")
+        raise InputError(
+            f"terrain needs 2 to {_SIDE * _SIDE} pixels and k from 1 to pixels - 1, "
+            f"got {pixels} and {k}"
+        )
     if options["edges"] not in ("neighbours", "radius"):
         raise InputError(f"edges must be 'neighbours' or 'radius', got {options['edges']!r}")
     count = len(digits)
-    draws = torch.rand(count, _SIDE * _SIDE, generator=torch.Generator().manual_seed(options["seed"]))
+    draws = torch.rand(
+        count, _SIDE * _SIDE, generator=torch.Generator().manual_seed(options["seed"])
+    )
     place = torch.argsort(draws, dim=1, stable=True)[:, :pixels].numpy()
     position = np.stack([place // _SIDE, place % _SIDE], axis=-1).astype(np.float64)
     value = np.take_along_axis(pictures.reshape(count, -1), place, axis=1) / 255.0
@@ -112,7 +150,9 @@ def _terrain(
         batch=torch.arange(count).repeat_interleave(pixels),
     )
     label = torch.from_numpy(np.repeat(digits.astype(np.int64), pixels))
-    train, validation, test = (Split(graph, label, mask) for mask in random_masks(count * pixels, options["seed"]))
+    train, validation, test = (
+        Split(graph, label, mask) for mask in random_masks(count * pixels, options["seed"])
+    )
     return Task(
         name=name,
         train=train,
@@ -124,12 +164,16 @@ def _terrain(
         out_channels=2,
         licence=licence,
         options=options,
-        remarks=(*remarks, "the paper does not print its proximity rule; see the options edges, k and radius"),
+        remarks=(
+            *remarks,
+            "the paper does not print its proximity rule; see the options edges, k and radius",
+        ),
     )
 
 
 def _joined(adjacency: np.ndarray, distance: np.ndarray) -> np.ndarray:
-    """Add shortest links until every one of the (g, n, n) graphs is connected; ties go to the lower node number."""
+    """Add shortest links until every one of the (g, n, n) graphs is connected; ties go to the lower
+    node number."""
     n = adjacency.shape[1]
     adjacency = adjacency.copy()
     while True:
@@ -147,7 +191,8 @@ def _joined(adjacency: np.ndarray, distance: np.ndarray) -> np.ndarray:
 
 
 def read_idx(content: bytes, origin: str = "the IDX file") -> np.ndarray:
-    """The uint8 array of a gzipped IDX file: bytes 0 0 8 rank, then big-endian sizes, then the values."""
+    """The uint8 array of a gzipped IDX file: bytes 0 0 8 rank, then big-endian sizes, then the
+    values."""
     try:
         raw = gzip.decompress(content)
     except (OSError, EOFError, zlib.error) as error:

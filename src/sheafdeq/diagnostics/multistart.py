@@ -1,9 +1,11 @@
-r"""Do different starts end in the same place? The paper's six initial states, and what their trajectories have in common.
+r"""Do different starts end in the same place? The paper's six initial states, and what their
+trajectories have in common.
 
-    default,    and    H^(0) = s norm_p(U),   U_ij ~ LogNormal(0, 1),   s in {1e-3, 1e-1, 1, 10, 1e3},
+    default,    and    H^(0) = s norm_p(U),   U_ij ~ LogNormal(0, 1),   s in {1e-3, 1e-1, 1, 10,
+    1e3},
 
-norm_p acting on the row of every node. The reference of all discrepancies is the default trajectory at the last iteration, which
-is not assumed to be an equilibrium.
+norm_p acting on the row of every node. The reference of all discrepancies is the default trajectory
+at the last iteration, which is not assumed to be an equilibrium.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ class Band:
         if length == 0:
             return Band((), (), ())
         table = torch.tensor([curve[:length] for curve in curves], dtype=torch.float64)
-        # Sorting instead of interpolating differences: infinite entries stay infinite and never become NaN.
+        # Sorting instead of interpolating differences: infinite entries stay infinite and never
+        # become NaN.
         lower, median, upper = (_quantile(table, q) for q in (0.25, 0.5, 0.75))
         return Band(tuple(median), tuple(lower), tuple(upper))
 
@@ -64,9 +67,10 @@ def _quantile(table: Tensor, q: float) -> list[float]:
 class Agreement:
     """Where the finite starts ended, compared with one another.
 
-    ``distance[i][j]``: largest relative difference of two end states over nodes. ``groups``: starts whose ends are linked by
-    differences of at most ``tolerance``; one group is what a unique equilibrium would give (and does not prove it).
-    ``same_prediction[i]``: share of nodes whose predicted class equals that of the default start (None unless there are classes).
+    ``distance[i][j]``: largest relative difference of two end states over nodes. ``groups``: starts
+    whose ends are linked by differences of at most ``tolerance``; one group is what a unique
+    equilibrium would give (and does not prove it). ``same_prediction[i]``: share of nodes whose
+    predicted class equals that of the default start (None unless there are classes).
     """
 
     starts: tuple[str, ...]
@@ -86,7 +90,9 @@ class Agreement:
             "starts": list(self.starts),
             "distance": [json_numbers(row) for row in self.distance],
             "groups": [list(group) for group in self.groups],
-            "same_prediction": None if self.same_prediction is None else json_numbers(self.same_prediction),
+            "same_prediction": None
+            if self.same_prediction is None
+            else json_numbers(self.same_prediction),
             "tolerance": self.tolerance,
         }
 
@@ -107,7 +113,8 @@ class MultiStart:
         return [trajectory for trajectory in self.trajectories if trajectory.finite]
 
     def band(self, name: str) -> Band:
-        """Median and quartiles of ``update``, ``state_discrepancy``, ``prediction_discrepancy``, ``score`` or ``thompson``."""
+        """Median and quartiles of ``update``, ``state_discrepancy``, ``prediction_discrepancy``,
+        ``score`` or ``thompson``."""
         return Band.of([getattr(trajectory, name) for trajectory in self.finite])
 
     def to_json(self) -> dict[str, Any]:
@@ -123,7 +130,13 @@ class MultiStart:
             "counted": len(self.finite),
             "bands": {
                 name: self.band(name).to_json()
-                for name in ("update", "thompson", "state_discrepancy", "prediction_discrepancy", "score")
+                for name in (
+                    "update",
+                    "thompson",
+                    "state_discrepancy",
+                    "prediction_discrepancy",
+                    "score",
+                )
             },
             "agreement": self.agreement.to_json(),
             "trajectories": [trajectory.to_json() for trajectory in self.trajectories],
@@ -131,7 +144,8 @@ class MultiStart:
 
 
 def random_start(like: Tensor, scale: float, seed: int, order: float = 2.0) -> Tensor:
-    """(n, c) s norm_p(U) with U log-normal, row by row; the same seed gives the same state on every machine."""
+    """(n, c) s norm_p(U) with U log-normal, row by row; the same seed gives the same state on every
+    machine."""
     draw = torch.Generator().manual_seed(seed)
     positive = torch.randn(like.shape, generator=draw, dtype=torch.float64).exp()
     rows = positive / torch.linalg.vector_norm(positive, ord=order, dim=1, keepdim=True)
@@ -153,32 +167,53 @@ def multistart(
 ) -> MultiStart:
     """Continue the iteration from the default state and from one random state for each scale.
 
-    ``exposed=False`` (a model whose start cannot be set from outside) keeps the default start alone. Further options go to
+    ``exposed=False`` (a model whose start cannot be set from outside) keeps the default start
+    alone. Further options go to
     :func:`~sheafdeq.diagnostics.residuals.continue_iteration`.
     """
     if not isinstance(model, EquilibriumModel):
-        raise InputError(f"{type(model).__name__} is feed-forward: it has no recurrence to continue")
+        raise InputError(
+            f"{type(model).__name__} is feed-forward: it has no recurrence to continue"
+        )
     with evaluating(model):
         context = model.prepare(graph)
         default = model.initial_state(context)
         order = float(getattr(model, "norm_order", 2.0))
-        common: dict[str, Any] = {"iterations": iterations, "context": context, "exposed": exposed, **options}
+        common: dict[str, Any] = {
+            "iterations": iterations,
+            "context": context,
+            "exposed": exposed,
+            **options,
+        }
         reference = continue_iteration(model, graph, start=default, **common).end
         starts = {"default": default}
         if exposed:
-            starts |= {f"{scale:g}": random_start(default, scale, seed + i, order) for i, scale in enumerate(scales)}
+            starts |= {
+                f"{scale:g}": random_start(default, scale, seed + i, order)
+                for i, scale in enumerate(scales)
+            }
         trajectories = []
         for label, start in starts.items():
-            trajectory = continue_iteration(model, graph, start=start, label=label, reference=reference, score=score, **common)
+            trajectory = continue_iteration(
+                model, graph, start=start, label=label, reference=reference, score=score, **common
+            )
             trajectories.append(trajectory)
             if progress is not None:
-                progress(f"start {label}: {trajectory.status}, last update {trajectory.last_update:.3g}")
+                progress(
+                    f"start {label}: {trajectory.status}, last update {trajectory.last_update:.3g}"
+                )
     return MultiStart(
-        iterations, model.steps, tuple(trajectories), agreement_of(trajectories, agreement_tolerance, exposed), exposed
+        iterations,
+        model.steps,
+        tuple(trajectories),
+        agreement_of(trajectories, agreement_tolerance, exposed),
+        exposed,
     )
 
 
-def agreement_of(trajectories: Sequence[Trajectory], tolerance: float, exposed: bool = True) -> Agreement:
+def agreement_of(
+    trajectories: Sequence[Trajectory], tolerance: float, exposed: bool = True
+) -> Agreement:
     """Compare the ends of the finite trajectories."""
     finite = [trajectory for trajectory in trajectories if trajectory.finite]
     ends = [trajectory.end for trajectory in finite]
@@ -199,4 +234,10 @@ def agreement_of(trajectories: Sequence[Trajectory], tolerance: float, exposed: 
         classes = [end.outputs.argmax(1) for end in ends]
         same = tuple(float((other == classes[0]).double().mean()) for other in classes)
     labels = tuple(trajectory.start for trajectory in finite)
-    return Agreement(labels, distance, tuple(tuple(labels[i] for i in sorted(group)) for group in groups), same, tolerance)
+    return Agreement(
+        labels,
+        distance,
+        tuple(tuple(labels[i] for i in sorted(group)) for group in groups),
+        same,
+        tolerance,
+    )

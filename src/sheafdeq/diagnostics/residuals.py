@@ -1,16 +1,19 @@
 r"""Continued iteration: what happens when a trained recurrence goes on past its horizon.
 
-From one start, with states H^(0), H^(1), ..., H^(K) and outputs Y^(k) = readout(H^(k)), against a reference state and output,
+From one start, with states H^(0), H^(1), ..., H^(K) and outputs Y^(k) = readout(H^(k)), against a
+reference state and output,
 
-    rho_k     = max_v ||H_v^(k+1) - H_v^(k)||_inf / (||H_v^(k)||_inf + eps)          relative update,
-    d_k^state = max_v ||H_v^(k) - H_v^ref||_inf / (||H_v^ref||_inf + eps)            state discrepancy,
-    d_k^pred  = ||Y^(k) - Y^ref||_inf / (||Y^ref||_inf + eps)                        prediction discrepancy,
-    theta_k   = max_v ||log H_v^(k+1) - log H_v^(k)||_inf                            Thompson update (positive states only),
+    rho_k     = max_v ||H_v^(k+1) - H_v^(k)||_inf / (||H_v^(k)||_inf + eps)          relative
+    update, d_k^state = max_v ||H_v^(k) - H_v^ref||_inf / (||H_v^ref||_inf + eps)            state
+    discrepancy, d_k^pred  = ||Y^(k) - Y^ref||_inf / (||Y^ref||_inf + eps)
+    prediction discrepancy, theta_k   = max_v ||log H_v^(k+1) - log H_v^(k)||_inf
+    Thompson update (positive states only),
 
-and the task's score of Y^(k). For a model whose state is not exposed rho_k is the same expression on the rows of Y.
+and the task's score of Y^(k). For a model whose state is not exposed rho_k is the same expression
+on the rows of Y.
 
-These are observations of one graph from one start, never a guarantee. A run whose map returns NaN or infinity ends there: its
-lists stop at the last finite state and its status says NON_FINITE.
+These are observations of one graph from one start, never a guarantee. A run whose map returns NaN
+or infinity ends there: its lists stop at the last finite state and its status says NON_FINITE.
 """
 
 from __future__ import annotations
@@ -44,8 +47,9 @@ class Point:
 class Settling:
     """When the nodes came to rest.
 
-    The settling time of a node is the first k from which on every update changes it by at most ``tolerance`` (relative to its
-    row, as in rho). ``counts[k]`` nodes settled at k; ``unsettled`` nodes were still moving in the last update.
+    The settling time of a node is the first k from which on every update changes it by at most
+    ``tolerance`` (relative to its row, as in rho). ``counts[k]`` nodes settled at k; ``unsettled``
+    nodes were still moving in the last update.
     """
 
     tolerance: float
@@ -65,18 +69,25 @@ class Settling:
 
     def to_json(self) -> dict[str, Any]:
         """Ready for JSON."""
-        return {"tolerance": self.tolerance, "counts": list(self.counts), "unsettled": self.unsettled, "median": self.median}
+        return {
+            "tolerance": self.tolerance,
+            "counts": list(self.counts),
+            "unsettled": self.unsettled,
+            "median": self.median,
+        }
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One start. Lists over k have an entry for every finite state (``update`` and ``thompson``: for every step)."""
+    """One start. Lists over k have an entry for every finite state (``update`` and ``thompson``:
+    for every step)."""
 
     start: str
     status: Status
     update: tuple[float, ...]  # rho_k, k = 0 ... K-1
     thompson: tuple[float, ...]  # theta_k; infinite where a state is not strictly positive
-    state_discrepancy: tuple[float, ...]  # k = 0 ... K; empty without a reference or without an exposed state
+    # k = 0 ... K; empty without a reference or without an exposed state
+    state_discrepancy: tuple[float, ...]
     prediction_discrepancy: tuple[float, ...]  # k = 0 ... K; empty without a reference
     score: tuple[float, ...]  # k = 0 ... K; empty without a score
     settling: Settling
@@ -131,25 +142,36 @@ def continue_iteration(
     damping: float = 1.0,
     undamped: int = 0,
 ) -> Trajectory:
-    """Apply the model's map ``iterations`` times from ``start`` (None: the model's own) and measure every step.
+    """Apply the model's map ``iterations`` times from ``start`` (None: the model's own) and measure
+    every step.
 
-    ``tolerance`` decides whether the end is called CONVERGED. ``exposed=False`` measures updates on the outputs and no state
-    discrepancy (Loop Transformer). ``damping=a`` takes the share a of every step after the first ``undamped``; updates are
-    divided by the share, so that they remain residuals of the map. ``score_margin``: how much worse than at the trained
-    horizon counts as lost, in the score's own units (percentage points for accuracies).
+    ``tolerance`` decides whether the end is called CONVERGED. ``exposed=False`` measures updates on
+    the outputs and no state discrepancy (Loop Transformer). ``damping=a`` takes the share a of
+    every step after the first ``undamped``; updates are divided by the share, so that they remain
+    residuals of the map. ``score_margin``: how much worse than at the trained horizon counts as
+    lost, in the score's own units (percentage points for accuracies).
     """
     with evaluating(model):
         context = model.prepare(graph) if context is None else context
         first = model.initial_state(context) if start is None else start
-        watch = _Watch(model, context, reference, score, settling_tolerance, exposed, damping, undamped)
-        solution = Picard(steps=iterations, tolerance=tolerance, damping=damping, undamped=undamped).solve(
-            watch.step, first, graph_of_node=graph.graph_of_node, num_graphs=graph.num_graphs, observe=watch.see
+        watch = _Watch(
+            model, context, reference, score, settling_tolerance, exposed, damping, undamped
+        )
+        solution = Picard(
+            steps=iterations, tolerance=tolerance, damping=damping, undamped=undamped
+        ).solve(
+            watch.step,
+            first,
+            graph_of_node=graph.graph_of_node,
+            num_graphs=graph.num_graphs,
+            observe=watch.see,
         )
         return watch.finish(label, solution.status, model.steps, score_margin)
 
 
 class _Watch:
-    """Follows one iteration; stops looking once the map has returned something that is not finite."""
+    """Follows one iteration; stops looking once the map has returned something that is not
+    finite."""
 
     def __init__(
         self,
@@ -208,7 +230,8 @@ class _Watch:
         assert self.last is not None
         assert self.settled_at is not None
         steps = len(self.update)
-        # A node that changed too much in the last update carries the number of that update: it has not settled.
+        # A node that changed too much in the last update carries the number of that update: it has
+        # not settled.
         settled = self.settled_at[self.settled_at < steps] if steps else self.settled_at
         counts = torch.bincount(settled, minlength=max(steps, 1)).tolist()
         return Trajectory(
@@ -219,14 +242,17 @@ class _Watch:
             state_discrepancy=tuple(self.state_discrepancy),
             prediction_discrepancy=tuple(self.prediction_discrepancy),
             score=tuple(self.scores),
-            settling=Settling(self.settling_tolerance, tuple(counts), len(self.settled_at) - len(settled)),
+            settling=Settling(
+                self.settling_tolerance, tuple(counts), len(self.settled_at) - len(settled)
+            ),
             lost_at=first_loss(self.scores, horizon, score_margin),
             end=self.last,
         )
 
 
 def first_loss(scores: Sequence[float], horizon: int, margin: float) -> int | None:
-    """First k > horizon with a score more than ``margin`` below the score at the horizon; None if there is none."""
+    """First k > horizon with a score more than ``margin`` below the score at the horizon; None if
+    there is none."""
     if len(scores) <= horizon:
         return None
     bar = scores[horizon] - margin
@@ -234,9 +260,11 @@ def first_loss(scores: Sequence[float], horizon: int, margin: float) -> int | No
 
 
 def observed_rate(distances: Sequence[float], eps: float) -> float | None:
-    """Geometric mean of theta_{k+1} / theta_k over the second half of the steps that are above rounding.
+    """Geometric mean of theta_{k+1} / theta_k over the second half of the steps that are above
+    rounding.
 
-    An observation, not a bound. None when a distance is infinite (a state left the positive cone) or fewer than four steps count.
+    An observation, not a bound. None when a distance is infinite (a state left the positive cone)
+    or fewer than four steps count.
     """
     floor = 100 * eps
     usable = 0

@@ -1,8 +1,10 @@
-"""The Jacobian's spectral radius at the point an iteration reached: an estimate, never a certificate.
+"""The Jacobian's spectral radius at the point an iteration reached: an estimate, never a
+certificate.
 
-J = dT/dH at H is only ever multiplied: J^T v by reverse differentiation of one step. Its eigenvalues are those of J. Arnoldi
-iteration finds the largest in modulus; small Jacobians are formed in full. Below 1 at a fixed point means that *synchronous*
-iteration attracts nearby states; asynchronous iteration needs more (the spectral radius of the entrywise absolute values, see
+J = dT/dH at H is only ever multiplied: J^T v by reverse differentiation of one step. Its
+eigenvalues are those of J. Arnoldi iteration finds the largest in modulus; small Jacobians are
+formed in full. Below 1 at a fixed point means that *synchronous* iteration attracts nearby states;
+asynchronous iteration needs more (the spectral radius of the entrywise absolute values, see
 ``docs/theory.md``).
 """
 
@@ -31,9 +33,10 @@ _DENSE = 256  # Jacobians up to this size are formed in full
 class Spectrum:
     """An estimate of the spectral radius.
 
-    ``method``: ``dense`` (all eigenvalues), ``arnoldi``, or ``power`` (growth of repeated products, when Arnoldi found nothing).
-    ``converged`` False: the tolerance was not reached. ``residual``: relative update at the state, which should be small: away
-    from a fixed point the Jacobian says little about the limit.
+    ``method``: ``dense`` (all eigenvalues), ``arnoldi``, or ``power`` (growth of repeated products,
+    when Arnoldi found nothing). ``converged`` False: the tolerance was not reached. ``residual``:
+    relative update at the state, which should be small: away from a fixed point the Jacobian says
+    little about the limit.
     """
 
     radius: float
@@ -48,7 +51,9 @@ class Spectrum:
         value = self.eigenvalue
         return {
             "radius": json_number(self.radius),
-            "eigenvalue": None if value is None else [json_number(value.real), json_number(value.imag)],
+            "eigenvalue": None
+            if value is None
+            else [json_number(value.real), json_number(value.imag)],
             "method": self.method,
             "kind": "estimate",
             "converged": self.converged,
@@ -83,7 +88,9 @@ def spectral_radius(
         model.train(before)
 
 
-def _examine(point: Tensor, image: Tensor, residual: float, tolerance: float, max_restarts: int, seed: int) -> Spectrum:
+def _examine(
+    point: Tensor, image: Tensor, residual: float, tolerance: float, max_restarts: int, seed: int
+) -> Spectrum:
     size = point.numel()
     if size == 0 or not image.requires_grad:
         return Spectrum(0.0, 0j, "dense", True, 0, residual)
@@ -93,7 +100,9 @@ def _examine(point: Tensor, image: Tensor, residual: float, tolerance: float, ma
         nonlocal products
         products += 1
         cotangent = torch.from_numpy(np.ascontiguousarray(vector)).to(point).view_as(point)
-        (gradient,) = torch.autograd.grad(image, point, cotangent, retain_graph=True, allow_unused=True)
+        (gradient,) = torch.autograd.grad(
+            image, point, cotangent, retain_graph=True, allow_unused=True
+        )
         return np.zeros(size) if gradient is None else gradient.reshape(-1).double().numpy()
 
     if size <= _DENSE:
@@ -101,12 +110,23 @@ def _examine(point: Tensor, image: Tensor, residual: float, tolerance: float, ma
         values = np.linalg.eigvals(jacobian)
         value = complex(values[np.abs(values).argmax()])
         return Spectrum(abs(value), value, "dense", True, products, residual)
-    operator = LinearOperator((size, size), matvec=lambda v: transposed(v.ravel()), dtype=np.float64)
+    operator = LinearOperator(
+        (size, size), matvec=lambda v: transposed(v.ravel()), dtype=np.float64
+    )
     start = np.random.default_rng(seed).standard_normal(size)
     converged = True
     try:
-        values = eigs(operator, k=1, which="LM", tol=tolerance, maxiter=max_restarts, v0=start, return_eigenvectors=False)
-    except ArpackError as error:  # no convergence, or a map so degenerate (zero, nilpotent) that the iteration cannot start
+        values = eigs(
+            operator,
+            k=1,
+            which="LM",
+            tol=tolerance,
+            maxiter=max_restarts,
+            v0=start,
+            return_eigenvectors=False,
+        )
+    except ArpackError as error:
+        # No convergence, or a map so degenerate (zero, nilpotent) that the iteration cannot start.
         values, converged = getattr(error, "eigenvalues", np.empty(0)), False
     if len(values) == 0:
         vector, growth = start / np.linalg.norm(start), 0.0

@@ -1,12 +1,15 @@
-"""Free running: every part updates at its own pace from the newest halos, none more than tau rounds behind.
+"""Free running: every part updates at its own pace from the newest halos, none more than tau rounds
+behind.
 
-Before its round k + 1 a part needs from every neighbour it reads a letter of round k - tau at least, and waits for
-it (``on_late="wait"``), or goes on and counts (``"report"``). Staleness is measured by the reader, in its own rounds.
+Before its round k + 1 a part needs from every neighbour it reads a letter of round k - tau at
+least, and waits for it (``on_late="wait"``), or goes on and counts (``"report"``). Staleness is
+measured by the reader, in its own rounds.
 
-When does it stop? Never because parts are quiet. The driver asks for a *snapshot*: every part freezes its state as it
-is, the frozen boundary rows are exchanged under one epoch number, and every part evaluates the map once on them. The
-largest residual over all parts is exactly that of the frozen global state, which is what is returned if the residual is
-within tolerance. Quiet parts only decide when asking is worth while; updating goes on meanwhile.
+When does it stop? Never because parts are quiet. The driver asks for a *snapshot*: every part
+freezes its state as it is, the frozen boundary rows are exchanged under one epoch number, and every
+part evaluates the map once on them. The largest residual over all parts is exactly that of the
+frozen global state, which is what is returned if the residual is within tolerance. Quiet parts only
+decide when asking is worth while; updating goes on meanwhile.
 """
 
 from __future__ import annotations
@@ -35,9 +38,10 @@ Ended = tuple[tuple[Status, ...], Tensor, Tensor | None]
 class Pace:
     """How free the parts are.
 
-    ``staleness``: tau. ``on_late``: ``wait`` keeps the bound, ``report`` exceeds it and counts. ``snapshot_rounds``: a
-    snapshot is taken at least whenever every part has made so many rounds since the last. ``keep_every``: rounds
-    between two states that survive the death of the worker (0: none do). ``slowdown[p]``: part p takes so many times as long.
+    ``staleness``: tau. ``on_late``: ``wait`` keeps the bound, ``report`` exceeds it and counts.
+    ``snapshot_rounds``: a snapshot is taken at least whenever every part has made so many rounds
+    since the last. ``keep_every``: rounds between two states that survive the death of the worker
+    (0: none do). ``slowdown[p]``: part p takes so many times as long.
     """
 
     staleness: int = 4
@@ -53,10 +57,15 @@ class Pace:
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise InputError(f"{name} must be an integer of at least {least}, got {value!r}")
         if self.on_late not in ("wait", "report"):
-            raise InputError(f"on_late is 'wait' (keep the bound) or 'report' (exceed it and count), got {self.on_late!r}")
+            raise InputError(
+                "on_late is 'wait' (keep the bound) or 'report' (exceed it and "
+                f"count), got {self.on_late!r}"
+            )
         for part, factor in self.slowdown.items():
             if not float(factor) >= 1:
-                raise InputError(f"part {part} cannot be slowed down by {factor!r}: give a factor of at least 1")
+                raise InputError(
+                    f"part {part} cannot be slowed down by {factor!r}: give a factor of at least 1"
+                )
 
 
 @dataclass
@@ -70,7 +79,8 @@ class _Course:
     epoch: int = 0
     measured: dict[int, Message] = field(default_factory=dict)
     pending: bool = False
-    final: bool = False  # the snapshot under way is the last: nobody moves any more, or the time is over
+    # the snapshot under way is the last: nobody moves any more, or the time is over
+    final: bool = False
     last_round: int = -1  # of the slowest part at the last snapshot
     patience: int = 0  # times the driver has looked since the last snapshot
     back: set[int] = field(default_factory=set)  # parts that are being replaced
@@ -99,12 +109,16 @@ class _Judge:
             self.first = residual.clamp(min=tolerance or 1e-12)
         progress = residual < 0.99 * self.best
         self.best = torch.where(progress, residual, self.best)
-        self.best_round = torch.where(progress, torch.full_like(self.best_round, slowest), self.best_round)
+        self.best_round = torch.where(
+            progress, torch.full_like(self.best_round, slowest), self.best_round
+        )
         result: list[Status | None] = []
         for graph, value in enumerate(residual.tolist()):
             if value <= tolerance:
                 result.append(Status.CONVERGED)
-            elif value > stopping.divergence_factor * float(self.first[graph]) and value < float("inf"):
+            elif value > stopping.divergence_factor * float(self.first[graph]) and value < float(
+                "inf"
+            ):
                 result.append(Status.DIVERGED)
             elif slowest - int(self.best_round[graph]) >= stopping.stagnation_window:
                 result.append(Status.STAGNATED)
@@ -122,11 +136,12 @@ def solve_asynchronously(
     seconds: float | None = None,
     **preparation: Any,
 ) -> Outcome:
-    """Run until a snapshot is within tolerance, nothing improves any more, every part has made ``solver.steps`` rounds, or the
-    time is over.
+    """Run until a snapshot is within tolerance, nothing improves any more, every part has made
+    ``solver.steps`` rounds, or the time is over.
 
-    ``residuals`` of the solution are those of the snapshots, each exact. A worker that dies at any moment is replaced and
-    goes on from its kept state; if it takes the judged state along before that was fetched, everyone runs on.
+    ``residuals`` of the solution are those of the snapshots, each exact. A worker that dies at any
+    moment is replaced and goes on from its kept state; if it takes the judged state along before
+    that was fetched, everyone runs on.
     """
     stopping = solver.stopping
     deadline = None if seconds is None else time.monotonic() + seconds
@@ -174,7 +189,9 @@ def _until_judged(
             if ended is not None:
                 return ended
         late = deadline is not None and time.monotonic() > deadline
-        if not course.pending and (_worth_while(course, team, solver.stopping, pace) or (late and not course.back)):
+        if not course.pending and (
+            _worth_while(course, team, solver.stopping, pace) or (late and not course.back)
+        ):
             _begin_snapshot(course, team, final=late)
 
 
@@ -190,7 +207,9 @@ def _run(team: Team, part: int, solver: Picard, pace: Pace) -> None:
     team.engine.tell(part, Message("run", fields))
 
 
-def _note(course: _Course, team: Team, part: int, report: Message, solver: Picard, pace: Pace) -> None:
+def _note(
+    course: _Course, team: Team, part: int, report: Message, solver: Picard, pace: Pace
+) -> None:
     fields = report.fields
     if report.kind == "died":
         course.back.add(part)
@@ -206,7 +225,9 @@ def _note(course: _Course, team: Team, part: int, report: Message, solver: Picar
         team.neighbours_publish(part)
     elif fields.get("solve") == team.solve and "round" in fields:
         course.rounds[part] = fields["round"]
-        course.residual[part] = float("inf") if fields.get("residual") is None else fields["residual"]
+        course.residual[part] = (
+            float("inf") if fields.get("residual") is None else fields["residual"]
+        )
         if fields.get("exhausted"):
             course.exhausted.add(part)
         if report.kind == "broken":
@@ -222,7 +243,9 @@ def _worth_while(course: _Course, team: Team, stopping: Stopping, pace: Pace) ->
     if course.broken is not None or len(course.exhausted) == team.count:
         return True
     since = course.slowest - course.last_round
-    quiet = stopping.tolerance is not None and all(value <= stopping.tolerance for value in course.residual.values())
+    quiet = stopping.tolerance is not None and all(
+        value <= stopping.tolerance for value in course.residual.values()
+    )
     course.patience += 1
     return since >= pace.snapshot_rounds or (quiet and (since >= 1 or course.patience > 10))
 
@@ -245,7 +268,12 @@ def _judge_snapshot(course: _Course, team: Team, judge: _Judge) -> Ended | None:
     if "metric" in reports[0].tensors:
         metric = torch.stack([report.tensors["metric"] for report in reports]).amax(0)
     verdicts = judge.verdict(residual, course.last_round)
-    team.journal.event("snapshot", epoch=course.epoch, residual=_number(judge.residuals[-1]), slowest=course.last_round)
+    team.journal.event(
+        "snapshot",
+        epoch=course.epoch,
+        residual=_number(judge.residuals[-1]),
+        slowest=course.last_round,
+    )
     broken = torch.stack([report.tensors["broken"] for report in reports]).any(0)
     if course.broken is not None:
         broken = broken | course.broken
@@ -257,7 +285,8 @@ def _judge_snapshot(course: _Course, team: Team, judge: _Judge) -> Ended | None:
 
 
 def _fetch(course: _Course, team: Team, what: tuple[str, ...]) -> dict[int, Message] | None:
-    """Stop everyone at the judged state and fetch it; None if somebody died meanwhile and took rows of it along."""
+    """Stop everyone at the judged state and fetch it; None if somebody died meanwhile and took rows
+    of it along."""
     team.tell_all(Message("halt", {"epoch": course.epoch}))
     team.tell_all(Message("fetch", {"what": list(what)}))
     found: dict[int, Message] = {}

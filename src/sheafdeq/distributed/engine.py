@@ -23,8 +23,8 @@ PartSource = Part | str | Path
 class Engine(Protocol):
     """Starts one worker for each part, carries messages, and notices deaths.
 
-    ``hear`` reports ``("died", {})`` once for every worker that is lost; ``revive`` starts another in its place,
-    which has the part and the model but no state.
+    ``hear`` reports ``("died", {})`` once for every worker that is lost; ``revive`` starts another
+    in its place, which has the part and the model but no state.
     """
 
     name: str
@@ -72,7 +72,8 @@ def check_versions(part: int, found: dict[str, str]) -> None:
     for name, wanted in versions().items():
         if found.get(name) != wanted:
             raise WorkerError(
-                f"the worker of part {part} runs {name} {found.get(name, 'of no known version')}, the driver {wanted}: "
+                f"the worker of part {part} runs {name} {found.get(name, 'of no known version')}, "
+                f"the driver {wanted}: "
                 "install the same version on every machine"
             )
 

@@ -1,8 +1,10 @@
 """Training in parts: forward and backward passes whose gradients cross the halos.
 
-:class:`Partitioned` stands where a model stands: ``run(graph)`` gives the :class:`Output` of one process, and ``backward`` on its
-outputs gives the gradients of one process. The loss itself is computed by the caller on all outputs, (n, o) numbers, so any
-loss works. Unrolled and implicit gradients; the parameters' gradients of the parts are summed in the order of their numbers.
+:class:`Partitioned` stands where a model stands: ``run(graph)`` gives the :class:`Output` of one
+process, and ``backward`` on its
+outputs gives the gradients of one process. The loss itself is computed by the caller on all
+outputs, (n, o) numbers, so any loss works. Unrolled and implicit gradients; the parameters'
+gradients of the parts are summed in the order of their numbers.
 """
 
 from __future__ import annotations
@@ -39,9 +41,10 @@ MOST_ATTEMPTS = 20
 class Partitioned:
     """A model whose solves run in parts. Use it as a context manager: leaving it ends the workers.
 
-    One team of workers is made for every graph that is met and kept while the graph is in use (training and validation
-    graphs, say). ``joint=True`` admits models with a solve of their own (the cascade solves level by level): in parts
-    they iterate their ``step``, as ``model.run(graph, steps=...)`` does.
+    One team of workers is made for every graph that is met and kept while the graph is in use
+    (training and validation graphs, say). ``joint=True`` admits models with a solve of their own
+    (the cascade solves level by level): in parts they iterate their ``step``, as ``model.run(graph,
+    steps=...)`` does.
     """
 
     def __init__(
@@ -59,22 +62,32 @@ class Partitioned:
         name = type(model).__name__
         if type(model).solve is not EquilibriumModel.solve and not joint:
             raise InputError(
-                f"{name} has a way of solving of its own, which parts do not follow: they iterate its step; "
+                f"{name} has a way of solving of its own, which parts do not follow: they iterate "
+                "its step; "
                 "train it in one process, or ask for joint=True"
             )
         if not isinstance(model.adjoint, Unrolled | Implicit):
-            raise InputError(f"parts differentiate 'unrolled' or 'implicit', not {type(model.adjoint).__name__}")
+            raise InputError(
+                f"parts differentiate 'unrolled' or 'implicit', not {type(model.adjoint).__name__}"
+            )
         checked_solver(model.solver)
         self.steps = steps
         self.parts, self.method = parts, method
-        self.making = engine if callable(engine) else (lambda p, m: engine_for(engine, p, m, **engine_options))
+        self.making = (
+            engine
+            if callable(engine)
+            else (lambda p, m: engine_for(engine, p, m, **engine_options))
+        )
         self.teams: dict[int, tuple[Graph, Team, list[Tensor]]] = {}
 
     def __enter__(self) -> Partitioned:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -90,11 +103,13 @@ class Partitioned:
         if known is None:
             self.model.check(graph)
             with torch.no_grad():
-                self.model.prepare(graph)  # models may take note of the graph (IGNN: its spectral radius)
+                # models may take note of the graph (IGNN: its spectral radius)
+                self.model.prepare(graph)
             choice = self.parts if isinstance(self.parts, int) else self.parts(graph)
             parts, _ = divide(graph, choice, method=self.method)
             check_parts(self.model, graph, parts)
-            standing = self.model.__dict__.pop("run", None)  # workers get the model itself, not what stands before it
+            # workers get the model itself, not what stands before it
+            standing = self.model.__dict__.pop("run", None)
             try:
                 team = Team(self.making(parts, self.model))
             finally:
@@ -122,11 +137,15 @@ class Partitioned:
         return Output(_Attach.apply(job, outputs, *parameters), solution)
 
     def _seed(self) -> int | None:
-        """In training mode models may draw; every part then draws from a seed of this process's generator."""
+        """In training mode models may draw; every part then draws from a seed of this process's
+        generator."""
         return int(torch.randint(2**31 - 1, (1,))) if self.model.training else None
 
     def _forward(self, team: Team, *, recorded: bool, seed: int | None) -> tuple[Tensor, Solution]:
-        solver, implicit = self.model.judged(checked_solver(self.model.solver)), isinstance(self.model.adjoint, Implicit)
+        solver, implicit = (
+            self.model.judged(checked_solver(self.model.solver)),
+            isinstance(self.model.adjoint, Implicit),
+        )
         solver = solver if self.steps is None else solver.with_steps(self.steps)
         gradient = None if not recorded else ("implicit" if implicit else "unrolled")
         for _ in range(MOST_ATTEMPTS):
@@ -134,7 +153,9 @@ class Partitioned:
                 damping=solver.damping,
                 undamped=solver.undamped,
                 distance=solver.stopping.distance.name,
-                parameters={name: tensor.detach() for name, tensor in self.model.state_dict().items()},
+                parameters={
+                    name: tensor.detach() for name, tensor in self.model.state_dict().items()
+                },
                 training=self.model.training,
                 gradient=gradient,
                 seed=seed,
@@ -151,7 +172,9 @@ class Partitioned:
                 team.journal.event("restarted", why="a worker died in a recorded pass")
                 continue
             return tensors["outputs"], solution
-        raise WorkerError(f"workers died in {MOST_ATTEMPTS} attempts at one pass: the run is given up")
+        raise WorkerError(
+            f"workers died in {MOST_ATTEMPTS} attempts at one pass: the run is given up"
+        )
 
     # ------------------------------------------------------------------ backward
 
@@ -163,7 +186,9 @@ class Partitioned:
                 return self._pull(job, cotangent)
             except Lost:
                 job.team.journal.event("restarted", why="a worker died in a backward pass")
-        raise WorkerError(f"workers died in {MOST_ATTEMPTS} attempts at one backward pass: the run is given up")
+        raise WorkerError(
+            f"workers died in {MOST_ATTEMPTS} attempts at one backward pass: the run is given up"
+        )
 
     def _pull(self, job: _Job, cotangent: Tensor) -> dict[str, Tensor]:
         team = job.team
@@ -172,7 +197,9 @@ class Partitioned:
             team.engine.tell(part, command)
         reports = _answers(team, "pulled")
         if isinstance(self.model.adjoint, Implicit):
-            self._adjoint(job, self.model.adjoint, max(report.fields["largest"] for report in reports))
+            self._adjoint(
+                job, self.model.adjoint, max(report.fields["largest"] for report in reports)
+            )
         else:
             for number in range(1, job.solution.steps + 1):
                 team.tell_all(Message("pull", {"number": number}))
@@ -185,33 +212,55 @@ class Partitioned:
         return totals
 
     def _adjoint(self, job: _Job, adjoint: Implicit, scale: float) -> None:
-        """Solve u = g + J^T u over all parts by Picard iteration, judged by the residual relative to the largest cotangent.
+        """Solve u = g + J^T u over all parts by Picard iteration, judged by the residual relative
+        to the largest cotangent.
 
-        (:class:`~sheafdeq.adjoints.Implicit` in one process judges every graph by its estimated error; parts do not yet.)
+        (:class:`~sheafdeq.adjoints.Implicit` in one process judges every graph by its estimated
+        error; parts do not yet.)
         """
         team = job.team
-        ended = Message("adjoint_end", {}, {"active": torch.zeros(team.num_graphs, dtype=torch.bool)})
+        ended = Message(
+            "adjoint_end", {}, {"active": torch.zeros(team.num_graphs, dtype=torch.bool)}
+        )
         if scale == 0.0 or scale != scale or scale == float("inf"):
             if scale != 0.0:
-                warnings.warn("the incoming gradient is not finite; it is passed on unsolved", BackwardWarning, stacklevel=2)
+                warnings.warn(
+                    "the incoming gradient is not finite; it is passed on unsolved",
+                    BackwardWarning,
+                    stacklevel=2,
+                )
         else:
             if adjoint.method == "anderson":
-                raise InputError("the adjoint system is solved by Picard iteration in parts: use method='picard'")
-            solver = Picard(steps=adjoint.max_steps, tolerance=adjoint.tolerance, stop_early=True, distance=SUP)
-            stand_in = StandIn(team, command="adjoint", answer="adjointed", tolerant=False, scale=scale, first=1)
+                raise InputError(
+                    "the adjoint system is solved by Picard iteration in parts: use method='picard'"
+                )
+            solver = Picard(
+                steps=adjoint.max_steps, tolerance=adjoint.tolerance, stop_early=True, distance=SUP
+            )
+            stand_in = StandIn(
+                team, command="adjoint", answer="adjointed", tolerant=False, scale=scale, first=1
+            )
             backward = _looped(team, stand_in, solver)
             report = job.solution.adjoint
             if report is not None:
                 report.solution = backward
             if not backward.converged:
-                warnings.warn(f"the implicit gradient is not solved: {backward}", BackwardWarning, stacklevel=2)
+                warnings.warn(
+                    f"the implicit gradient is not solved: {backward}",
+                    BackwardWarning,
+                    stacklevel=2,
+                )
             ended.tensors["active"] = stand_in.unsettled(backward.value)
         team.tell_all(ended)
         _answers(team, "adjoint_ended")
 
 
 def _looped(team: Team, stand_in: StandIn, solver: Picard) -> Solution:
-    stopping = replace(solver.stopping, distance=Distance(solver.stopping.distance.name, stand_in.measure), probe=False)
+    stopping = replace(
+        solver.stopping,
+        distance=Distance(solver.stopping.distance.name, stand_in.measure),
+        probe=False,
+    )
     return iterate(
         stand_in.function,
         stand_in.moved,
@@ -238,7 +287,13 @@ class _Job:
     """One recorded pass."""
 
     def __init__(
-        self, owner: Partitioned, team: Team, rows: list[Tensor], names: list[str], solution: Solution, seed: int | None
+        self,
+        owner: Partitioned,
+        team: Team,
+        rows: list[Tensor],
+        names: list[str],
+        solution: Solution,
+        seed: int | None,
     ) -> None:
         self.owner, self.team, self.rows, self.names = owner, team, rows, names
         self.solution, self.seed = solution, seed

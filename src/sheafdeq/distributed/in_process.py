@@ -1,4 +1,5 @@
-"""All workers in this process, one turn at a time in an order drawn from a seed: exact and repeatable."""
+"""All workers in this process, one turn at a time in an order drawn from a seed: exact and
+repeatable."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ __all__ = ["InProcess"]
 
 
 class InProcess:
-    """``weights``: how often a part gets a turn, compared with the others (0.02: fifty times slower)."""
+    """``weights``: how often a part gets a turn, compared with the others (0.02: fifty times
+    slower)."""
 
     name = "in-process"
 
@@ -85,7 +87,9 @@ class InProcess:
         mail: Mail = MemoryMail(self.office, part)
         if not self.faults.none:
             mail = FaultyMail(mail, self.faults, part)
-        self.workers[part] = Worker(self.parts[part], copy.deepcopy(self.model), mail, resend_seconds=0.0)
+        self.workers[part] = Worker(
+            self.parts[part], copy.deepcopy(self.model), mail, resend_seconds=0.0
+        )
         self.events.append((part, Message("hello", versions())))
 
     def kill(self, part: int) -> None:

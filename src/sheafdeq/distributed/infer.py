@@ -1,4 +1,5 @@
-"""One call from a model and a graph to outputs computed in parts, with the record of what happened."""
+"""One call from a model and a graph to outputs computed in parts, with the record of what
+happened."""
 
 from __future__ import annotations
 
@@ -37,8 +38,9 @@ MODES = ("sync", "async")
 class Inference:
     """What came out. ``solution.value`` is the state when it was asked for, else it has no rows.
 
-    ``record`` is ready for JSON: mode, engine, parts, how it ended, the bound on the distance to the equilibrium where
-    one is proved, and the journal (restarts, largest staleness, messages, bytes, seconds waiting, course of every part).
+    ``record`` is ready for JSON: mode, engine, parts, how it ended, the bound on the distance to
+    the equilibrium where one is proved, and the journal (restarts, largest staleness, messages,
+    bytes, seconds waiting, course of every part).
     """
 
     outputs: Tensor  # (n, o)
@@ -52,11 +54,18 @@ def default_solver(model: EquilibriumModel, steps: int, tolerance: float) -> Pic
     distance = getattr(own, "distance", None)  # None: the model's
     damping, undamped = (own.damping, own.undamped) if isinstance(own, Picard) else (1.0, 0)
     return Picard(
-        steps=steps, tolerance=tolerance, stop_early=True, distance=distance, damping=damping, undamped=undamped
+        steps=steps,
+        tolerance=tolerance,
+        stop_early=True,
+        distance=distance,
+        damping=damping,
+        undamped=undamped,
     )
 
 
-def divide(graph: Graph, parts: int | Tensor | Sequence[int], *, method: str = "auto") -> tuple[list[Part], dict[str, Any]]:
+def divide(
+    graph: Graph, parts: int | Tensor | Sequence[int], *, method: str = "auto"
+) -> tuple[list[Part], dict[str, Any]]:
     """The parts of a graph, and how they were made."""
     if isinstance(parts, int):
         assignment = partition(graph, parts, method=method)
@@ -76,9 +85,11 @@ def divide(graph: Graph, parts: int | Tensor | Sequence[int], *, method: str = "
 
 @torch.no_grad()
 def check_parts(model: EquilibriumModel, graph: Graph, parts: Sequence[Part]) -> None:
-    """Do the parts of a small graph step as the whole does? :class:`InputError` for a model that looks further.
+    """Do the parts of a small graph step as the whole does? :class:`InputError` for a model that
+    looks further.
 
-    Models of this package are held to that by tests; for others nothing but a trial can tell. Large graphs are not tried.
+    Models of this package are held to that by tests; for others nothing but a trial can tell. Large
+    graphs are not tried.
     """
     if type(model).__module__.startswith("sheafdeq.") or graph.num_nodes > LARGEST_TRIAL:
         return
@@ -96,8 +107,10 @@ def check_parts(model: EquilibriumModel, graph: Graph, parts: Sequence[Part]) ->
     model.train(training)
     if worst > 1e3 * torch.finfo(state.dtype).eps * max(1, graph.num_edges) ** 0.5:
         raise InputError(
-            f"parts of this graph do not compute what the whole does with {type(model).__name__} (difference {worst:.2g} after one "
-            "step): its prepare or step looks beyond a node's incoming edges; set local_prepare = False on it, or make it local"
+            f"parts of this graph do not compute what the whole does with {type(model).__name__} "
+            f"(difference {worst:.2g} after one "
+            "step): its prepare or step looks beyond a node's incoming edges; set local_prepare = "
+            "False on it, or make it local"
         )
 
 
@@ -149,13 +162,16 @@ def infer(
         model: any equilibrium model with ``local_step``, of this package or your own.
         graph: the whole graph; it is cut here and not kept.
         parts: how many, or the part of every node.
-        mode: ``sync`` (the numbers of one process) or ``async`` (bounded staleness, see :class:`Pace`).
+        mode: ``sync`` (the numbers of one process) or ``async`` (bounded staleness, see
+            :class:`Pace`).
         engine: ``local``, ``ray``, ``in-process``, or a function that makes one of parts and model.
-        solver: Picard with its limits; by default ``steps`` and ``tolerance`` in the model's own distance.
+        solver: Picard with its limits; by default ``steps`` and ``tolerance`` in the model's own
+            distance.
         pace: the freedom of asynchronous parts.
         method: how nodes are assigned, see :func:`~sheafdeq.distributed.partition.partition`.
         initial_state: (n, c) another start than the model's.
-        yardstick: a proved rate, for the bound (:func:`~sheafdeq.distributed.yardstick.yardstick_for`).
+        yardstick: a proved rate, for the bound
+            (:func:`~sheafdeq.distributed.yardstick.yardstick_for`).
         state: return the state, too.
         watch: called between reports.
         seconds: stop at the next judged state after this time, converged or not.
@@ -168,10 +184,24 @@ def infer(
     check_parts(model, graph, team_parts)
     rows = [part.nodes for part in team_parts]
     return infer_parts(
-        model, team_parts, mode=mode, engine=engine, solver=solver, steps=steps, tolerance=tolerance, pace=pace,
-        yardstick=yardstick, state=state, watch=watch, rows=rows, start=initial_state, facts=facts, seconds=seconds,
-        slowdown=slowdown, **engine_options,
-    )  # fmt: skip
+        model,
+        team_parts,
+        mode=mode,
+        engine=engine,
+        solver=solver,
+        steps=steps,
+        tolerance=tolerance,
+        pace=pace,
+        yardstick=yardstick,
+        state=state,
+        watch=watch,
+        rows=rows,
+        start=initial_state,
+        facts=facts,
+        seconds=seconds,
+        slowdown=slowdown,
+        **engine_options,
+    )
 
 
 def infer_parts(
@@ -197,7 +227,8 @@ def infer_parts(
 ) -> Inference:
     """The same for parts that are there already, or in files that only their workers read.
 
-    With ``outputs=False`` and ``state=False`` nothing of the size of the graph ever reaches the driver.
+    With ``outputs=False`` and ``state=False`` nothing of the size of the graph ever reaches the
+    driver.
     """
     checked_model(model)
     if mode not in MODES:
@@ -205,17 +236,28 @@ def infer_parts(
     if len(parts) == 0:
         raise InputError("there are no parts: give at least one")
     if yardstick is not None and yardstick.weights is not None and rows is None:
-        raise InputError("a weighted metric needs the nodes of every part: give rows, or no yardstick")
-    chosen = model.judged(checked_solver(solver if solver is not None else default_solver(model, steps, tolerance)))
+        raise InputError(
+            "a weighted metric needs the nodes of every part: give rows, or no yardstick"
+        )
+    chosen = model.judged(
+        checked_solver(solver if solver is not None else default_solver(model, steps, tolerance))
+    )
     fetch = (("outputs",) if outputs else ()) + (("state",) if state else ())
     making = engine if callable(engine) else _maker(engine, engine_options)
-    preparation: dict[str, Any] = {"yardstick": yardstick, "rows": rows, "start": start, "seconds": seconds}
+    preparation: dict[str, Any] = {
+        "yardstick": yardstick,
+        "rows": rows,
+        "start": start,
+        "seconds": seconds,
+    }
     freedom = pace or Pace()
     if slowdown:
         freedom = replace(freedom, slowdown=slowdown)
     with Team(making(parts, model), watch=watch) as team:
         if mode == "sync":
-            outcome = solve_synchronously(team, chosen, fetch=fetch, slowdown=freedom.slowdown, **preparation)
+            outcome = solve_synchronously(
+                team, chosen, fetch=fetch, slowdown=freedom.slowdown, **preparation
+            )
         else:
             outcome = solve_asynchronously(team, chosen, freedom, fetch=fetch, **preparation)
         journal = team.journal
@@ -236,7 +278,9 @@ def infer_parts(
     return Inference(outcome.tensors.get("outputs", solution.value[:, :0]), solution, record)
 
 
-def _maker(name: str, options: dict[str, Any]) -> Callable[[Sequence[PartSource], EquilibriumModel], Engine]:
+def _maker(
+    name: str, options: dict[str, Any]
+) -> Callable[[Sequence[PartSource], EquilibriumModel], Engine]:
     if name not in ENGINES:
         raise InputError(f"unknown engine {name!r}: choose one of {', '.join(ENGINES)}")
     return lambda parts, model: engine_for(name, parts, model, **options)

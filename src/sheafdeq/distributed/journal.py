@@ -1,4 +1,5 @@
-"""What happened in a distributed run: counts of every part, its course over wall time, deaths and snapshots."""
+"""What happened in a distributed run: counts of every part, its course over wall time, deaths and
+snapshots."""
 
 from __future__ import annotations
 
@@ -18,9 +19,12 @@ class Journal:
         self.begun = time.monotonic()
         self.events: list[dict[str, Any]] = []
         self.sizes: list[dict[str, Any]] = [{} for _ in range(parts)]
-        self.present: list[dict[str, Any]] = [{} for _ in range(parts)]  # counters of the worker that lives
+        # counters of the worker that lives
+        self.present: list[dict[str, Any]] = [{} for _ in range(parts)]
         self.past: list[list[dict[str, Any]]] = [[] for _ in range(parts)]  # of its predecessors
-        self.courses: list[list[tuple[float, int, float | None, float]]] = [[] for _ in range(parts)]
+        self.courses: list[list[tuple[float, int, float | None, float]]] = [
+            [] for _ in range(parts)
+        ]
         self.restarts = [0] * parts
         self.memory: list[int | None] = [None] * parts
 
@@ -47,7 +51,9 @@ class Journal:
         self.memory[part] = fields.get("memory", self.memory[part])
         course = self.courses[part]
         waited = self.total(part, "waited")
-        course.append((round(self.now(), 4), int(fields["round"]), fields.get("residual"), round(waited, 4)))
+        course.append(
+            (round(self.now(), 4), int(fields["round"]), fields.get("residual"), round(waited, 4))
+        )
         if len(course) > LONGEST_COURSE:  # keep the shape, at half the resolution
             del course[1:-1:2]
 
@@ -57,7 +63,10 @@ class Journal:
 
     def largest_staleness(self, part: int) -> int:
         """Measured at the reader, in rounds."""
-        return max((c.get("largest_staleness", 0) for c in (*self.past[part], self.present[part])), default=0)
+        return max(
+            (c.get("largest_staleness", 0) for c in (*self.past[part], self.present[part])),
+            default=0,
+        )
 
     def staleness(self) -> dict[str, int]:
         """Letters read, by staleness, all parts together."""
@@ -76,7 +85,10 @@ class Journal:
             parts.append(
                 {
                     **self.sizes[part],
-                    **{name: round(value, 4) if isinstance(value, float) else value for name, value in totals.items()},
+                    **{
+                        name: round(value, 4) if isinstance(value, float) else value
+                        for name, value in totals.items()
+                    },
                     "largest_staleness": self.largest_staleness(part),
                     "restarts": self.restarts[part],
                     "peak_memory_bytes": self.memory[part],

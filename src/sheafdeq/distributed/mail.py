@@ -1,8 +1,9 @@
 """Rows between parts: one-way, versioned, the newest wins.
 
-A part never waits for a letter to arrive anywhere; it writes, and reads what is there. Letters may be
-lost, come twice or overtake each other: a reader keeps the newest version it has seen, and a writer that has
-nothing better to do writes again. ``keep`` lays the own state aside where it survives the worker.
+A part never waits for a letter to arrive anywhere; it writes, and reads what is there. Letters may
+be lost, come twice or overtake each other: a reader keeps the newest version it has seen, and a
+writer that has nothing better to do writes again. ``keep`` lays the own state aside where it
+survives the worker.
 """
 
 from __future__ import annotations
@@ -86,10 +87,11 @@ class MemoryMail:
 
 @dataclass(frozen=True)
 class Faults:
-    """What happens to letters between the sender and the box: seeded, so that a run can be repeated.
+    """What happens to letters between the sender and the box: seeded, so that a run can be
+    repeated.
 
-    ``loss``, ``duplication``: probabilities. ``delay``: a letter is held for up to this many turns of its
-    sender, each for its own time, so that letters overtake each other.
+    ``loss``, ``duplication``: probabilities. ``delay``: a letter is held for up to this many turns
+    of its sender, each for its own time, so that letters overtake each other.
     """
 
     loss: float = 0.0

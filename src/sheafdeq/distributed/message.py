@@ -1,7 +1,7 @@
 """What driver and workers say to each other, as bytes.
 
-A message is a kind, a few plain values and some tensors. On the wire it is a safetensors file (raw tensors
-and a JSON header, nothing that could be executed) behind an eight-byte length.
+A message is a kind, a few plain values and some tensors. On the wire it is a safetensors file (raw
+tensors and a JSON header, nothing that could be executed) behind an eight-byte length.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class Message:
     def encode(self) -> bytes:
         """Header and tensors in one piece."""
         metadata = {"kind": self.kind, "fields": json.dumps(self.fields)}
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()}
+        tensors = {
+            name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()
+        }
         return safetensors.torch.save(tensors, metadata)
 
     @staticmethod
@@ -43,9 +45,13 @@ class Message:
         """The inverse of :meth:`encode`; :class:`WorkerError` for bytes that are not a message."""
         try:
             header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
-            return Message(header["kind"], json.loads(header["fields"]), safetensors.torch.load(data))
+            return Message(
+                header["kind"], json.loads(header["fields"]), safetensors.torch.load(data)
+            )
         except (SafetensorError, ValueError, KeyError, TypeError) as error:
-            raise WorkerError(f"{len(data)} bytes arrived that are not a message ({error})") from error
+            raise WorkerError(
+                f"{len(data)} bytes arrived that are not a message ({error})"
+            ) from error
 
 
 class Channel:
@@ -60,7 +66,8 @@ class Channel:
         return self.connection.fileno()
 
     def send(self, message: Message) -> None:
-        """Blocks until the whole message is with the operating system; ``OSError`` when nobody listens."""
+        """Blocks until the whole message is with the operating system; ``OSError`` when nobody
+        listens."""
         data = message.encode()
         self.connection.setblocking(True)
         self.connection.sendall(struct.pack("<Q", len(data)))
@@ -87,7 +94,9 @@ class Channel:
         while len(self.buffer) >= 8:
             (length,) = struct.unpack_from("<Q", self.buffer)
             if length > LARGEST:
-                raise WorkerError(f"a message of {length} bytes was announced: the stream is damaged")
+                raise WorkerError(
+                    f"a message of {length} bytes was announced: the stream is damaged"
+                )
             if len(self.buffer) < 8 + length:
                 break
             messages.append(Message.decode(bytes(self.buffer[8 : 8 + length])))

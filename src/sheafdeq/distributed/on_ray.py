@@ -1,12 +1,14 @@
 """Workers as Ray actors: the engine for many machines.
 
-Each part is an actor that Ray starts again, on another machine if need be, when it or its machine is lost. Letters go
-from actor to actor; of those that wait for a slow reader only the newest is sent. The kept state of part p lies with the
-actor of part p + 1, so it survives the loss of one machine; if both are lost, the part begins again at the start.
+Each part is an actor that Ray starts again, on another machine if need be, when it or its machine
+is lost. Letters go from actor to actor; of those that wait for a slow reader only the newest is
+sent. The kept state of part p lies with the actor of part p + 1, so it survives the loss of one
+machine; if both are lost, the part begins again at the start.
 
-Security: a cluster started here has token authentication on, no dashboard, and listens on the loopback address. A
-cluster that is joined must have been started with ``RAY_AUTH_MODE=token`` and the same token. Ray unpickles what its
-members send each other; the token is what keeps others out.
+Security: a cluster started here has token authentication on, no dashboard, and listens on the
+loopback address. A
+cluster that is joined must have been started with ``RAY_AUTH_MODE=token`` and the same token. Ray
+unpickles what its members send each other; the token is what keeps others out.
 """
 
 from __future__ import annotations
@@ -41,17 +43,21 @@ LOOPBACK = "127.0.0.1"
 
 
 def import_ray(address: str | None = None) -> Any:
-    """Ray, with its settings made before its core reads them: token on; loopback unless a cluster elsewhere is joined."""
+    """Ray, with its settings made before its core reads them: token on; loopback unless a cluster
+    elsewhere is joined."""
     from sheafdeq.training.engines import ray as runs  # one place knows how Ray is started safely
 
     if address is not None and not address.startswith((LOOPBACK, "localhost")):
-        os.environ.setdefault(runs.LISTEN_VARIABLE, "1")  # the machines of the cluster must be able to answer
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # the coming default; else Ray warns at every start
+        # the machines of the cluster must be able to answer
+        os.environ.setdefault(runs.LISTEN_VARIABLE, "1")
+    # the coming default; else Ray warns at every start
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     return runs._import_ray()
 
 
 def join_cluster(ray: Any, address: str | None) -> bool:
-    """Use the cluster that is there, the one at ``address``, or start one here; True if it was started or joined here."""
+    """Use the cluster that is there, the one at ``address``, or start one here; True if it was
+    started or joined here."""
     from sheafdeq.training.engines import ray as runs
 
     if ray.is_initialized():
@@ -61,12 +67,14 @@ def join_cluster(ray: Any, address: str | None) -> bool:
         return True
     try:
         host, _, port = address.rpartition(":")
-        socket.create_connection((host, int(port)), timeout=10).close()  # Ray ends the process when nobody answers
+        # Ray ends the process when nobody answers
+        socket.create_connection((host, int(port)), timeout=10).close()
         runs._start(ray, 1, address)
     except (OSError, ValueError, RuntimeError) as error:
         raise UsageError(
             f"no Ray cluster could be joined at {address!r} ({error}): start one with "
-            "`RAY_AUTH_MODE=token ray start --head --port PORT --include-dashboard=false` and give HOST:PORT"
+            "`RAY_AUTH_MODE=token ray start --head --port PORT --include-dashboard=false` and "
+            "give HOST:PORT"
         ) from error
     return True
 
@@ -93,9 +101,11 @@ class RayActors:
         self.joined = False
         self.job = f"sheafdeq-{uuid.uuid4().hex[:12]}"
         self.actors: list[Any] = []
-        self.inputs: list[Any] = []  # an actor that is started again reads them again: they must not be let go
+        # an actor that is started again reads them again: they must not be let go
+        self.inputs: list[Any] = []
         self.incarnations: list[str | None] = [None] * self.count
-        self.places: list[tuple[str, int]] = [("", 0)] * self.count  # host and process of every worker
+        # host and process of every worker
+        self.places: list[tuple[str, int]] = [("", 0)] * self.count
         self.waiting: dict[Any, int] = {}  # answers under way -> part
         self.events: list[tuple[int, Message]] = []
 
@@ -106,14 +116,18 @@ class RayActors:
         ray = self.ray = import_ray(self.address)
         self.joined = join_cluster(ray, self.address)
         _probe(ray)
-        host = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0, concurrency_groups=CONCURRENCY)(_Host)
+        host = ray.remote(
+            num_cpus=0, max_restarts=-1, max_task_retries=0, concurrency_groups=CONCURRENCY
+        )(_Host)
         model = ray.put(ray.cloudpickle.dumps(self.model))
         for number, source in enumerate(self.sources):
             part = ray.put(source.to_bytes()) if isinstance(source, Part) else str(source)
             self.inputs += [part, model]
             actor = host.options(
                 name=f"{self.job}-{number}", namespace=self.job, scheduling_strategy="SPREAD"
-            ).remote(number, self.count, self.job, [part, model], self.threads, self.faults.to_json())
+            ).remote(
+                number, self.count, self.job, [part, model], self.threads, self.faults.to_json()
+            )
             self.actors.append(actor)
         for number in range(self.count):
             self._greet(number)
@@ -127,17 +141,25 @@ class RayActors:
                 incarnation, host, process, facts = self.ray.get(answer, timeout=START_SECONDS)
                 break
             except self.ray.exceptions.GetTimeoutError as error:
-                raise WorkerError(f"part {part} found no machine within {START_SECONDS:g} seconds") from error
+                raise WorkerError(
+                    f"part {part} found no machine within {START_SECONDS:g} seconds"
+                ) from error
             except self.ray.exceptions.RayActorError as error:
                 if time.monotonic() > deadline:
-                    raise WorkerError(f"the actor of part {part} cannot be started: {error}") from error
+                    raise WorkerError(
+                        f"the actor of part {part} cannot be started: {error}"
+                    ) from error
                 time.sleep(0.1)
         self.incarnations[part], self.places[part] = incarnation, (host, process)
         self.events.append((part, Message("hello", facts)))
         self._ask(part)
 
     def _ask(self, part: int) -> None:
-        answer = self.actors[part].reports.options(concurrency_group="reports").remote(self.incarnations[part])
+        answer = (
+            self.actors[part]
+            .reports.options(concurrency_group="reports")
+            .remote(self.incarnations[part])
+        )
         self.waiting[answer] = part
 
     def stop(self) -> None:
@@ -172,10 +194,15 @@ class RayActors:
             part = self.waiting.pop(answer)
             try:
                 incarnation, reports = self.ray.get(answer)
-            except (self.ray.exceptions.RayActorError, self.ray.exceptions.RayTaskError, self.ray.exceptions.RaySystemError):
+            except (
+                self.ray.exceptions.RayActorError,
+                self.ray.exceptions.RayTaskError,
+                self.ray.exceptions.RaySystemError,
+            ):
                 events.append((part, Message("died")))
                 continue
-            if incarnation != self.incarnations[part]:  # it died and was started again between two questions
+            # it died and was started again between two questions
+            if incarnation != self.incarnations[part]:
                 events.append((part, Message("died")))
                 continue
             events += [(part, Message.decode(data)) for data in reports]
@@ -187,7 +214,8 @@ class RayActors:
         self._greet(part)
 
     def kill(self, part: int) -> None:
-        """SIGKILL where the process is on this machine, else Ray's own way without restart being forbidden."""
+        """SIGKILL where the process is on this machine, else Ray's own way without restart being
+        forbidden."""
         host, process = self.places[part]
         if host == socket.gethostname():
             with contextlib.suppress(ProcessLookupError):
@@ -197,10 +225,12 @@ class RayActors:
 
 
 def _probe(ray: Any) -> None:
-    """Every machine of the cluster runs this package in this version; named errors before anything is placed."""
+    """Every machine of the cluster runs this package in this version; named errors before anything
+    is placed."""
     wanted = versions()
 
-    def look() -> dict[str, str]:  # a nested function travels as code, so it runs where the package is missing
+    # a nested function travels as code, so it runs where the package is missing
+    def look() -> dict[str, str]:
         try:
             from sheafdeq.distributed.engine import versions as found
         except ImportError as error:
@@ -210,7 +240,10 @@ def _probe(ray: Any) -> None:
     task = ray.remote(num_cpus=0, max_retries=2)(look)
     alive = [node for node in ray.nodes() if node["Alive"]]
     strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
-    answers = [task.options(scheduling_strategy=strategy(node["NodeID"], soft=False)).remote() for node in alive]
+    answers = [
+        task.options(scheduling_strategy=strategy(node["NodeID"], soft=False)).remote()
+        for node in alive
+    ]
     for node, answer in zip(alive, answers, strict=True):
         place = node["NodeManagerHostname"]
         try:
@@ -218,11 +251,15 @@ def _probe(ray: Any) -> None:
         except ray.exceptions.RayError as error:
             raise WorkerError(f"machine {place} does not answer: {error}") from error
         if "error" in found:
-            raise WorkerError(f"machine {place} has no sheafdeq ({found['error']}): install sheafdeq[distributed] there")
+            raise WorkerError(
+                f"machine {place} has no sheafdeq ({found['error']}): install "
+                "sheafdeq[distributed] there"
+            )
         for name, version in wanted.items():
             if found.get(name) != version:
                 raise WorkerError(
-                    f"machine {place} runs {name} {found.get(name)}, the driver {version}: install the same version everywhere"
+                    f"machine {place} runs {name} {found.get(name)}, the driver {version}: "
+                    "install the same version everywhere"
                 )
 
 
@@ -230,10 +267,17 @@ def _probe(ray: Any) -> None:
 
 
 class _Host:
-    """An actor around one worker: the worker runs in a thread of its own, the methods only pass things on."""
+    """An actor around one worker: the worker runs in a thread of its own, the methods only pass
+    things on."""
 
     def __init__(
-        self, number: int, count: int, job: str, inputs: list[Any], threads: int, faults: dict[str, Any]
+        self,
+        number: int,
+        count: int,
+        job: str,
+        inputs: list[Any],
+        threads: int,
+        faults: dict[str, Any],
     ) -> None:
         import ray
 
@@ -331,7 +375,8 @@ class _RayMail:
             self.next[key] = content
             return
         self.next.pop(key, None)
-        with contextlib.suppress(ValueError, self.ray.exceptions.RayActorError):  # not made yet, or not any more
+        # not made yet, or not any more
+        with contextlib.suppress(ValueError, self.ray.exceptions.RayActorError):
             call = getattr(self._actor(to), method).options(concurrency_group="letters")
             self.under_way[key] = call.remote(*content)
 
@@ -354,7 +399,9 @@ class _RayMail:
         if self.count == 1:
             return None
         with contextlib.suppress(Exception):
-            call = self._actor((self.part + 1) % self.count).laid_aside.options(concurrency_group="letters")
+            call = self._actor((self.part + 1) % self.count).laid_aside.options(
+                concurrency_group="letters"
+            )
             found = self.ray.get(call.remote(self.part), timeout=10)
             if found is not None:
                 return found[0], [torch.from_numpy(state.copy()) for state in found[1]]

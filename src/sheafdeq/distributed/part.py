@@ -1,13 +1,15 @@
 """One part of a graph: its own nodes, their incoming edges, and the halo.
 
-The *halo* of a part are the nodes of other parts that its edges read. A part is itself a small closed
-:class:`~sheafdeq.data.graph.Graph`, own nodes first and halo rows after them, in which halo nodes have no
+The *halo* of a part are the nodes of other parts that its edges read. A part is itself a small
+closed
+:class:`~sheafdeq.data.graph.Graph`, own nodes first and halo rows after them, in which halo nodes
+have no
 incoming edges but keep their true degrees. So for every local model
 
     step(state of own nodes and halo)[own rows]  =  step(whole state)[own nodes],
 
-and nothing else of the whole graph is needed. Edges keep the order they have in the whole graph, so sums
-are taken in the same order.
+and nothing else of the whole graph is needed. Edges keep the order they have in the whole graph, so
+sums are taken in the same order.
 """
 
 from __future__ import annotations
@@ -139,9 +141,12 @@ def _assemble(facts: Mapping[str, Any], tensors: dict[str, Tensor]) -> Part:
 
 
 def cut_graph(graph: Graph, assignment: Any) -> list[Part]:
-    """The parts of a graph (on the CPU) under an assignment of its nodes, in the order of their numbers."""
+    """The parts of a graph (on the CPU) under an assignment of its nodes, in the order of their
+    numbers."""
     if graph.x.device.type != "cpu":
-        raise InputError(f"graphs are cut on the CPU, this one is on {graph.x.device}: call .to('cpu')")
+        raise InputError(
+            f"graphs are cut on the CPU, this one is on {graph.x.device}: call .to('cpu')"
+        )
     if graph.incoming is not None:
         raise InputError("this graph is a part already: cut the whole graph")
     assignment = checked_assignment(assignment, graph.num_nodes)
@@ -155,7 +160,9 @@ def cut_graph(graph: Graph, assignment: Any) -> list[Part]:
             wanted = halos[other][assignment[halos[other]] == number]
             if other != number and len(wanted):
                 readers[other] = torch.searchsorted(members[number], wanted)
-        parts.append(_part(graph, assignment, number, members[number], halos[number], readers, count))
+        parts.append(
+            _part(graph, assignment, number, members[number], halos[number], readers, count)
+        )
     return parts
 
 
@@ -192,5 +199,13 @@ def _part(
         incoming=graph.in_degree[everyone],
     )
     return Part(
-        number, count, closed, nodes, halo, owners, readers, graph.graph_ids[nodes], graph.num_graphs
+        number,
+        count,
+        closed,
+        nodes,
+        halo,
+        owners,
+        readers,
+        graph.graph_ids[nodes],
+        graph.num_graphs,
     )

@@ -1,8 +1,9 @@
 """Which part every node belongs to.
 
-A good assignment gives every part about the same work and cuts few edges, because a cut edge is a row
-that must travel in every round. METIS finds such assignments; without it nodes are ordered so that
-neighbours stand close together (reverse Cuthill-McKee) and the order is cut into blocks of equal work.
+A good assignment gives every part about the same work and cuts few edges, because a cut edge is a
+row that must travel in every round. METIS finds such assignments; without it nodes are ordered so
+that neighbours stand close together (reverse Cuthill-McKee) and the order is cut into blocks of
+equal work.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ METHODS = ("auto", "metis", "ordered", "blocks")
 def partition(graph: Graph, parts: int, *, method: str = "auto", seed: int = 0) -> Tensor:
     """(n,) the part of every node, numbered 0 to ``parts - 1``, none of them empty.
 
-    ``method``: ``metis`` (needs ``sheafdeq[distributed]``), ``ordered`` (built in), ``blocks`` (consecutive
-    node numbers), or ``auto``: METIS where it is installed, else ``ordered``.
+    ``method``: ``metis`` (needs ``sheafdeq[distributed]``), ``ordered`` (built in), ``blocks``
+    (consecutive node numbers), or ``auto``: METIS where it is installed, else ``ordered``.
     """
     n = graph.num_nodes
     if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1:
@@ -58,7 +59,8 @@ def checked_assignment(assignment: Any, n: int) -> Tensor:
         assignment = torch.as_tensor(np.asarray(assignment))
     if assignment.dim() != 1 or len(assignment) != n:
         raise InputError(
-            f"an assignment holds the part of each of the {n} nodes, got shape {tuple(assignment.shape)}"
+            f"an assignment holds the part of each of the {n} nodes, got shape "
+            f"{tuple(assignment.shape)}"
         )
     if assignment.is_floating_point() or assignment.dtype == torch.bool or assignment.is_complex():
         raise InputError(f"an assignment holds whole part numbers, got {assignment.dtype}")
@@ -90,7 +92,8 @@ def _import_pymetis(*, required: bool) -> Any:
     except ImportError as error:
         if required:
             raise InputError(
-                "the partition 'metis' needs pymetis: install sheafdeq[distributed], or use 'ordered'"
+                "the partition 'metis' needs pymetis: install sheafdeq[distributed], or use "
+                "'ordered'"
             ) from error
         return None
     return pymetis

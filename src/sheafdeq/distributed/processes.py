@@ -1,9 +1,10 @@
 """Workers as processes of this machine: the default engine, nothing to install.
 
-Workers are started by Python's fork server, which has imported the package once, so a worker that was killed is
-back within a fraction of a second. Everything they share is anonymous (sockets, pipes, memory without a name): when
-the driver is killed, its sockets close, the workers see that and end, and nothing is left on the machine. The model
-goes to a worker pickled, over the private pipe of its own parent; all later traffic is raw tensors and JSON.
+Workers are started by Python's fork server, which has imported the package once, so a worker that
+was killed is back within a fraction of a second. Everything they share is anonymous (sockets,
+pipes, memory without a name): when the driver is killed, its sockets close, the workers see that
+and end, and nothing is left on the machine. The model goes to a worker pickled, over the private
+pipe of its own parent; all later traffic is raw tensors and JSON.
 """
 
 from __future__ import annotations
@@ -83,7 +84,9 @@ class Processes:
         self.lossy = not faults.none
         self.model = pickle.dumps(model)
         available = multiprocessing.get_all_start_methods()
-        self.context: Any = multiprocessing.get_context(method or ("forkserver" if "forkserver" in available else "spawn"))
+        self.context: Any = multiprocessing.get_context(
+            method or ("forkserver" if "forkserver" in available else "spawn")
+        )
         if self.context.get_start_method() == "forkserver":
             self.context.set_forkserver_preload([__name__])
         self.part_files = [_opened(part) for part in parts]
@@ -120,12 +123,18 @@ class Processes:
             _Descriptor(self.part_files[part]),
             _Descriptor(self.board),
             _Descriptor(self.bells[part][0]),
-            {number: _Descriptor(self.bells[number][1]) for number in range(self.count) if number != part},
+            {
+                number: _Descriptor(self.bells[number][1])
+                for number in range(self.count)
+                if number != part
+            },
             self.model,
             self.threads,
             self.faults.to_json(),
         )
-        process = self.context.Process(target=_main, args=arguments, name=f"part-{part}", daemon=True)
+        process = self.context.Process(
+            target=_main, args=arguments, name=f"part-{part}", daemon=True
+        )
         process.start()
         theirs.close()
         self.processes[part] = process
@@ -188,7 +197,11 @@ class Processes:
             if self.channels[part] is not None:
                 self._bury(part)
         self.selector.close()
-        for descriptor in (*self.part_files, self.board, *(end for pair in self.bells for end in pair)):
+        for descriptor in (
+            *self.part_files,
+            self.board,
+            *(end for pair in self.bells for end in pair),
+        ):
             os.close(descriptor)
         self.part_files, self.bells = [], []
 
@@ -220,7 +233,16 @@ def _main(
         with open(part_file.number, "rb") as stream:
             stream.seek(0)
             held = Part.from_bytes(stream.read(), f"part {part}")
-        host = _Host(part, channel, held, pickle.loads(model), board.number, bell.number, bells, Faults(**faults))
+        host = _Host(
+            part,
+            channel,
+            held,
+            pickle.loads(model),
+            board.number,
+            bell.number,
+            bells,
+            Faults(**faults),
+        )
         channel.send(Message("hello", versions()))
         host.serve()
     except (EOFError, BrokenPipeError, ConnectionError):
@@ -274,7 +296,10 @@ class _Host:
 
     def _mail(self, command: Message) -> Mail:
         fields = command.fields
-        sizes = [{**size, "readers": {int(k): v for k, v in size["readers"].items()}} for size in fields["sizes"]]
+        sizes = [
+            {**size, "readers": {int(k): v for k, v in size["readers"].items()}}
+            for size in fields["sizes"]
+        ]
         board = Board(self.board, sizes, fields["width"], fields["dtype"])
         mail: Mail = SlotMail(board, self.number, self.bells)
         return mail if self.faults.none else FaultyMail(mail, self.faults, self.number)

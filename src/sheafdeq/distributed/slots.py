@@ -1,9 +1,10 @@
 """Letter boxes in shared memory, for processes on one machine.
 
-One anonymous file (no name, so nothing can be left behind) holds a slot for every pair of parts and kind of
-letter, and one for the kept state of every part. A slot has two places, written in turn; each carries its version,
-its length and a checksum, so a writer that is killed in the middle of a line, or a reader that comes too early,
-finds the other place. Nobody ever waits for a lock, so nobody can die holding one.
+One anonymous file (no name, so nothing can be left behind) holds a slot for every pair of parts and
+kind of letter, and one for the kept state of every part. A slot has two places, written in turn;
+each carries its version, its length and a checksum, so a writer that is killed in the middle of a
+line, or a reader that comes too early, finds the other place. Nobody ever waits for a lock, so
+nobody can die holding one.
 """
 
 from __future__ import annotations
@@ -38,13 +39,18 @@ def _aligned(size: int) -> int:
 class Board:
     """Where every slot is. ``sizes[p]``: own rows, and rows for every reader, of part p."""
 
-    def __init__(self, descriptor: int, sizes: Sequence[Mapping[str, Any]], width: int, dtype: str) -> None:
+    def __init__(
+        self, descriptor: int, sizes: Sequence[Mapping[str, Any]], width: int, dtype: str
+    ) -> None:
         self.width, self.dtype = width, np.dtype(_TYPES[dtype])
-        self.places: dict[tuple[int, int, int], tuple[int, int]] = {}  # (sender, to, kind) -> offset, bytes of a place
+        # (sender, to, kind) -> offset, bytes of a place
+        self.places: dict[tuple[int, int, int], tuple[int, int]] = {}
         self.length = _layout(self.places, sizes, width * self.dtype.itemsize)
         self.memory = mmap.mmap(descriptor, max(self.length, 1))
 
-    def write(self, key: tuple[int, int, int], version: int, stamp: int, tensors: Sequence[Tensor]) -> None:
+    def write(
+        self, key: tuple[int, int, int], version: int, stamp: int, tensors: Sequence[Tensor]
+    ) -> None:
         """Fill the place that is not the newest."""
         offset, size = self.places[key]
         at = offset + (stamp % 2) * size
@@ -88,7 +94,11 @@ class Board:
         return max(_HEAD.unpack_from(self.memory, offset + place * size)[4] for place in range(2))
 
 
-def _layout(places: dict[tuple[int, int, int], tuple[int, int]], sizes: Sequence[Mapping[str, Any]], row: int) -> int:
+def _layout(
+    places: dict[tuple[int, int, int], tuple[int, int]],
+    sizes: Sequence[Mapping[str, Any]],
+    row: int,
+) -> int:
     offset = 0
     for part, size in enumerate(sizes):
         for reader, rows in sorted(size["readers"].items()):

@@ -1,9 +1,10 @@
 """Lockstep: every part waits for its halos of step k, so the result is that of one process.
 
-The loop is the package's only loop (:func:`sheafdeq.solvers.iterate.iterate`). It runs in the driver on a *stand-in*
-with one row for each graph of the batch: what it sees of a state is only how often each graph has moved, and what
-it sees of the map are the residuals that the parts measure. So limits, freezing of finished graphs and verdicts are
-the same code as in one process, and the driver never holds a state.
+The loop is the package's only loop (:func:`sheafdeq.solvers.iterate.iterate`). It runs in the
+driver on a *stand-in* with one row for each graph of the batch: what it sees of a state is only how
+often each graph has moved, and what it sees of the map are the residuals that the parts measure. So
+limits, freezing of finished graphs and verdicts are the same code as in one process, and the driver
+never holds a state.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ MOST_SOLVES = 20
 
 
 def checked_solver(solver: Any) -> Picard:
-    """Plain or damped Picard iteration; :class:`InputError` for methods that mix states over all nodes."""
+    """Plain or damped Picard iteration; :class:`InputError` for methods that mix states over all
+    nodes."""
     if not isinstance(solver, Picard):
         raise InputError(
-            f"{type(solver).__name__} mixes the states of all nodes in every step, which parts do not share: use Picard"
+            f"{type(solver).__name__} mixes the states of all nodes in every step, which parts do "
+            "not share: use Picard"
         )
     return solver
 
@@ -47,8 +50,9 @@ class _TimeOver(Exception):
 class StandIn:
     """Function, method and distance of the loop, all about residuals of graphs.
 
-    ``command`` is what the parts do for one evaluation and ``answer`` what they report. ``tolerant``: steps can be
-    repeated by a worker that came back; otherwise a death raises :class:`Lost`.
+    ``command`` is what the parts do for one evaluation and ``answer`` what they report.
+    ``tolerant``: steps can be repeated by a worker that came back; otherwise a death raises
+    :class:`Lost`.
     """
 
     def __init__(
@@ -61,7 +65,13 @@ class StandIn:
         first: int = 0,
         **fields: Any,
     ) -> None:
-        self.team, self.command, self.answer, self.tolerant, self.fields = team, command, answer, tolerant, fields
+        self.team, self.command, self.answer, self.tolerant, self.fields = (
+            team,
+            command,
+            answer,
+            tolerant,
+            fields,
+        )
         self.moved = torch.zeros(team.num_graphs, 1, dtype=team.dtype)
         self.residual = torch.zeros(team.num_graphs, dtype=team.dtype)
         self.metric: Tensor | None = None
@@ -97,9 +107,12 @@ class StandIn:
         return self.residual
 
     def settle(self, state: Tensor, what: tuple[str, ...]) -> dict[str, Tensor]:
-        """Take over the last proposals and fetch: now the parts hold the state the loop returned."""
+        """Take over the last proposals and fetch: now the parts hold the state the loop
+        returned."""
         self.number += 1
-        reports = self._everyone("settle", "fetched", self.unsettled(state), Message("fetch", {"what": list(what)}))
+        reports = self._everyone(
+            "settle", "fetched", self.unsettled(state), Message("fetch", {"what": list(what)})
+        )
         return self.team.assemble(dict(enumerate(reports)), what)
 
     def unsettled(self, state: Tensor) -> Tensor:
@@ -112,12 +125,16 @@ class StandIn:
         """One recorded step at the equilibrium, for implicit gradients."""
         self.number += 1
         nobody = torch.zeros(self.team.num_graphs, dtype=torch.bool)
-        reports = self._everyone("attach", "fetched", nobody, Message("fetch", {"what": list(what)}))
+        reports = self._everyone(
+            "attach", "fetched", nobody, Message("fetch", {"what": list(what)})
+        )
         return self.team.assemble(dict(enumerate(reports)), what)
 
     def _everyone(self, command: str, answer: str, active: Tensor, *then: Message) -> list[Message]:
         team, number = self.team, self.number
-        first = Message(command, {"step": number, "number": number, **self.fields}, {"active": active})
+        first = Message(
+            command, {"step": number, "number": number, **self.fields}, {"active": active}
+        )
         messages = [first, *then]
         for message in messages:
             team.tell_all(message)
@@ -133,7 +150,8 @@ class StandIn:
                         raise Lost
                     found.pop(part, None)
                 elif report.kind == "resumed":
-                    # Its state is that of the last step (or of this one), or the start; anything else is lost.
+                    # Its state is that of the last step (or of this one), or the start; anything
+                    # else is lost.
                     fits = report.fields["image"] and report.fields["round"] in (number - 1, number)
                     if number > 0 and not fits:
                         raise Lost
@@ -144,23 +162,34 @@ class StandIn:
 
 
 def solve_synchronously(
-    team: Team, solver: Picard, *, fetch: tuple[str, ...] = (), seconds: float | None = None, **preparation: Any
+    team: Team,
+    solver: Picard,
+    *,
+    fetch: tuple[str, ...] = (),
+    seconds: float | None = None,
+    **preparation: Any,
 ) -> Outcome:
-    """The solution that one process would find, and what is to be fetched of it (``outputs``, ``state``).
+    """The solution that one process would find, and what is to be fetched of it (``outputs``,
+    ``state``).
 
-    A worker that dies is replaced and the step repeated from its kept state; if that is lost, the solve begins again,
-    which gives the same numbers.
+    A worker that dies is replaced and the step repeated from its kept state; if that is lost, the
+    solve begins again, which gives the same numbers.
     """
     stopping = solver.stopping
     deadline = None if seconds is None else time.monotonic() + seconds
     for _ in range(MOST_SOLVES):
         team.prepare(
-            damping=solver.damping, undamped=solver.undamped, distance=stopping.distance.name, **preparation
+            damping=solver.damping,
+            undamped=solver.undamped,
+            distance=stopping.distance.name,
+            **preparation,
         )
         stand_in = StandIn(team)
         stand_in.deadline = deadline
         # A stand-in has no digits to round otherwise.
-        judged = replace(stopping, distance=Distance(stopping.distance.name, stand_in.measure), probe=False)
+        judged = replace(
+            stopping, distance=Distance(stopping.distance.name, stand_in.measure), probe=False
+        )
         try:
             try:
                 solution = iterate(

@@ -1,9 +1,10 @@
 """Gradients through the halo exchange, on the side of one part.
 
-A forward pass is cut into pieces at every exchange: piece k maps the leaves (own rows, halo rows) of step k to the own rows of
-step k + 1. Backwards, the cotangent of the own rows goes through the piece; what arrives at the halo leaf is sent back to the
-owners of those rows, and what others send for rows of ours is added. Parameters collect their share as they go. What the
-features decide once (the context) is cut off as leaves, too, so ``prepare`` is differentiated once and not once a step.
+A forward pass is cut into pieces at every exchange: piece k maps the leaves (own rows, halo rows)
+of step k to the own rows of step k + 1. Backwards, the cotangent of the own rows goes through the
+piece; what arrives at the halo leaf is sent back to the owners of those rows, and what others send
+for rows of ours is added. Parameters collect their share as they go. What the features decide once
+(the context) is cut off as leaves, too, so ``prepare`` is differentiated once and not once a step.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def cut_off(context: Any) -> tuple[Any, list[tuple[Tensor, Tensor]]]:
 
     if not is_dataclass(context):
         return context, pairs
-    changes = {entry.name: leaf(getattr(context, entry.name)) for entry in fields(context) if entry.init}
+    changes = {
+        entry.name: leaf(getattr(context, entry.name)) for entry in fields(context) if entry.init
+    }
     return replace(context, **changes), pairs  # type: ignore[type-var]
 
 
@@ -82,7 +85,8 @@ class Tape:
 
     @staticmethod
     def back(piece: Piece, cotangent: Tensor) -> tuple[Tensor, Tensor]:
-        """Through one piece, parameters collecting their share: cotangents of its own and halo rows."""
+        """Through one piece, parameters collecting their share: cotangents of its own and halo
+        rows."""
         if piece.out.requires_grad:
             torch.autograd.backward(piece.out, cotangent)
         return _gradient(piece.own), _gradient(piece.halo)
@@ -91,15 +95,21 @@ class Tape:
         """J^T u at the equilibrium, parameters left alone: its own rows here, and its halo rows."""
         assert self.attached is not None
         piece = self.attached
-        own, halo = torch.autograd.grad(piece.out, (piece.own, piece.halo), cotangent, retain_graph=True, allow_unused=True)
+        own, halo = torch.autograd.grad(
+            piece.out, (piece.own, piece.halo), cotangent, retain_graph=True, allow_unused=True
+        )
         zero = torch.zeros_like
-        return (zero(piece.own) if own is None else own), (zero(piece.halo) if halo is None else halo)
+        return (zero(piece.own) if own is None else own), (
+            zero(piece.halo) if halo is None else halo
+        )
 
     def finish(self) -> dict[str, Tensor]:
         """Through ``prepare``, once; then the gradient of every parameter that has one."""
         touched = [(original, leaf.grad) for original, leaf in self.pairs if leaf.grad is not None]
         if touched:
-            torch.autograd.backward([original for original, _ in touched], [gradient for _, gradient in touched])
+            torch.autograd.backward(
+                [original for original, _ in touched], [gradient for _, gradient in touched]
+            )
         return {
             name: parameter.grad.detach()
             for name, parameter in self.model.named_parameters()

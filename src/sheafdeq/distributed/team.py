@@ -29,11 +29,13 @@ Watcher = Callable[["Team"], None]
 class Team:
     """All workers of one engine. Use it as a context manager: leaving it ends them.
 
-    ``watch`` is called between reports, to show progress or to disturb. ``silence``: seconds without any report after
-    which the run is given up.
+    ``watch`` is called between reports, to show progress or to disturb. ``silence``: seconds
+    without any report after which the run is given up.
     """
 
-    def __init__(self, engine: Engine, *, watch: Watcher | None = None, silence: float = 300.0) -> None:
+    def __init__(
+        self, engine: Engine, *, watch: Watcher | None = None, silence: float = 300.0
+    ) -> None:
         self.engine, self.watch, self.silence = engine, watch, silence
         self.count = engine.count
         self.journal = Journal(self.count)
@@ -64,7 +66,8 @@ class Team:
             self.engine.tell(part, message)
 
     def listen(self) -> Iterator[tuple[int, Message]]:
-        """Reports as they come. Failures raise; the dead are replaced, which is reported as ``died``, then ``resumed``."""
+        """Reports as they come. Failures raise; the dead are replaced, which is reported as
+        ``died``, then ``resumed``."""
         if self.watch is not None:
             self.watch(self)
         for part, message in self.engine.hear(0.2):
@@ -74,22 +77,31 @@ class Team:
                 check_versions(part, message.fields)
             elif message.kind == "failed":
                 kind = _ERRORS.get(message.fields["type"], WorkerError)
-                detail = message.fields["text"] if kind is not WorkerError else f"{message.fields['type']}: {message.fields['text']}"
+                detail = (
+                    message.fields["text"]
+                    if kind is not WorkerError
+                    else f"{message.fields['type']}: {message.fields['text']}"
+                )
                 raise kind(f"part {part}: {detail}")
             elif message.kind == "died":
                 self._replace(part)
             yield part, message
         if time.monotonic() - self.last_report > self.silence:
-            raise WorkerError(f"no worker has reported for {self.silence:g} seconds: the run is given up")
+            raise WorkerError(
+                f"no worker has reported for {self.silence:g} seconds: the run is given up"
+            )
 
     def _replace(self, part: int) -> None:
         self.journal.died(part)
         if self.journal.restarts[part] > MOST_RESTARTS:
-            raise WorkerError(f"the worker of part {part} died {MOST_RESTARTS} times: the run is given up")
+            raise WorkerError(
+                f"the worker of part {part} died {MOST_RESTARTS} times: the run is given up"
+            )
         preparation = self.preparations[part]
         if preparation is None and self.journal.restarts[part] > MOST_EARLY_RESTARTS:
             raise WorkerError(
-                f"the worker of part {part} died {MOST_EARLY_RESTARTS} times before it had any work: look at its machine's memory"
+                f"the worker of part {part} died {MOST_EARLY_RESTARTS} times before it had any "
+                "work: look at its machine's memory"
             )
         self.engine.revive(part)
         if preparation is not None:
@@ -97,7 +109,8 @@ class Team:
             self.engine.tell(part, Message("resume"))
 
     def neighbours_publish(self, part: int) -> None:
-        """Where letters can be lost, a worker that came back needs those of its neighbours again."""
+        """Where letters can be lost, a worker that came back needs those of its neighbours
+        again."""
         if self.engine.lossy:
             for other in range(self.count):
                 if other != part:
@@ -131,13 +144,17 @@ class Team:
     ) -> None:
         """Begin a solve: everyone computes its context and start.
 
-        ``rows[p]``: the nodes of part p in the whole graph, needed to divide ``start`` and the yardstick's weights.
-        ``gradient``: record the pass for an ``unrolled`` or ``implicit`` gradient. ``seed``: of what parts draw while training.
-        ``slowdown[p]``: part p takes so many times as long as it needs.
+        ``rows[p]``: the nodes of part p in the whole graph, needed to divide ``start`` and the
+        yardstick's weights. ``gradient``: record the pass for an ``unrolled`` or ``implicit``
+        gradient. ``seed``: of what parts draw while training. ``slowdown[p]``: part p takes so many
+        times as long as it needs.
         """
         for part in slowdown or {}:
             if not 0 <= part < self.count:
-                raise InputError(f"there is no part {part} to slow down: parts are numbered 0 to {self.count - 1}")
+                raise InputError(
+                    f"there is no part {part} to slow down: parts are numbered 0 to "
+                    f"{self.count - 1}"
+                )
         self.solve += 1
         fields: dict[str, Any] = {
             "solve": self.solve,
@@ -158,7 +175,9 @@ class Team:
             if yardstick is not None and yardstick.weights is not None and rows is not None:
                 tensors["weights"] = yardstick.weights[rows[part]]
             factor = float((slowdown or {}).get(part, 1.0))
-            message = self.preparations[part] = Message("prepare", {**fields, "slowdown": factor}, tensors)
+            message = self.preparations[part] = Message(
+                "prepare", {**fields, "slowdown": factor}, tensors
+            )
             self.engine.tell(part, message)
         for part, message in enumerate(self._gather("prepared")):
             self.prepared[part] = message.fields
@@ -194,7 +213,8 @@ class Team:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """The end of a distributed solve. The value of the solution has no rows: states are in ``tensors`` if asked for."""
+    """The end of a distributed solve. The value of the solution has no rows: states are in
+    ``tensors`` if asked for."""
 
     solution: Solution
     metric: Tensor | None  # (levels,) residuals in the metric of the yardstick

@@ -1,8 +1,8 @@
 """What one part does: a worker that takes commands, reads its letters, and moves in small turns.
 
-The same object runs in a thread of a test, in a process of its own, and in a Ray actor; only its mail box and
-whoever calls :meth:`Worker.turn` differ. A turn never blocks: it does one piece of work, or finds that there is
-nothing to do until news arrives.
+The same object runs in a thread of a test, in a process of its own, and in a Ray actor; only its
+mail box and whoever calls :meth:`Worker.turn` differ. A turn never blocks: it does one piece of
+work, or finds that there is nothing to do until news arrives.
 
 Versions are ``solve * 2^40 + round``, so letters of an earlier solve are never taken for news.
 """
@@ -41,18 +41,23 @@ def version_of(solve: int, number: int) -> int:
 
 
 def checked_model(model: Any) -> EquilibriumModel:
-    """An equilibrium model whose nodes can update from their neighbours alone; :class:`InputError` otherwise."""
+    """An equilibrium model whose nodes can update from their neighbours alone; :class:`InputError`
+    otherwise."""
     name = type(model).__name__
     if not isinstance(model, EquilibriumModel):
-        raise InputError(f"{name} is not an equilibrium model: there is no iteration to divide into parts")
+        raise InputError(
+            f"{name} is not an equilibrium model: there is no iteration to divide into parts"
+        )
     if not callable(getattr(model, "local_step", None)):
         raise InputError(
-            f"{name} has no local_step: its update needs more than the incoming edges of a node, so a part cannot "
+            f"{name} has no local_step: its update needs more than the incoming edges of a node, "
+            "so a part cannot "
             "compute it alone; use a model with local_step"
         )
     if not getattr(model, "local_prepare", True):
         raise InputError(
-            f"{name} prepares from more of the graph than a node's incoming edges (its local_prepare is False), "
+            f"{name} prepares from more of the graph than a node's incoming edges (its "
+            "local_prepare is False), "
             "so a part cannot prepare alone; run it in one process"
         )
     return model
@@ -92,7 +97,8 @@ class _Run:
     report_late: bool
     report_seconds: float
     keep_every: int
-    quiet: float  # below this residual a part that reports late reads waits for news instead of repeating itself
+    # below this residual a part that reports late reads waits for news instead of repeating itself
+    quiet: float
     last_report: float = 0.0
     residual: float = float("inf")
     broken: bool = False
@@ -107,8 +113,10 @@ class Adjoint:
 
     number: int = -1  # of the exchange
     waiting: str | None = None  # the report that follows it
-    own: Tensor = field(default_factory=lambda: torch.empty(0))  # this part's share, before others' is added
-    state: Tensor = field(default_factory=lambda: torch.empty(0))  # u of the adjoint system, or the running cotangent
+    # this part's share, before others' is added
+    own: Tensor = field(default_factory=lambda: torch.empty(0))
+    # u of the adjoint system, or the running cotangent
+    state: Tensor = field(default_factory=lambda: torch.empty(0))
     image: Tensor | None = None
     level: int = 0  # pieces of the tape still to go through
 
@@ -124,7 +132,14 @@ class _Snapshot:
 class Worker:
     """One part with its model, its state and its letters."""
 
-    def __init__(self, part: Part, model: EquilibriumModel, mail: Mail, *, resend_seconds: float = RESEND_SECONDS) -> None:
+    def __init__(
+        self,
+        part: Part,
+        model: EquilibriumModel,
+        mail: Mail,
+        *,
+        resend_seconds: float = RESEND_SECONDS,
+    ) -> None:
         self.part, self.mail = part, mail
         self.model = checked_model(model)
         self.resend_seconds = resend_seconds
@@ -137,18 +152,22 @@ class Worker:
         self.image: Tensor | None = None
         self.halo: Tensor = torch.empty(0)  # (halo, c) rows as last read
         self.heard: dict[int, int] = {}  # owner -> version its halo rows have
-        self.stepping: tuple[int, bool] | None = None  # synchronous step under way: number, whether to evaluate
+        # synchronous step under way: number, whether to evaluate
+        self.stepping: tuple[int, bool] | None = None
         self.run: _Run | None = None
         self.snapshot: _Snapshot | None = None
         self.fetching: list[str] | None = None
         self.last_send = 0.0
         self.waiting_since = 0.0  # of the synchronous step under way
-        self.idle_since: float | None = None  # the own share of a synchronous step is done, others' is not
+        # the own share of a synchronous step is done, others' is not
+        self.idle_since: float | None = None
         self.metric: tuple[str, int, Tensor | None] | None = None
-        self.slowdown = 1.0  # a round takes this many times as long as it needs (a slow machine, for studies)
+        # a round takes this many times as long as it needs (a slow machine, for studies)
+        self.slowdown = 1.0
         self.gradient: str | None = None  # unrolled or implicit while a forward pass is recorded
         self.tape: Tape | None = None
-        self.piece: Piece | None = None  # the last recorded evaluation, until its proposal is taken over or dropped
+        # the last recorded evaluation, until its proposal is taken over or dropped
+        self.piece: Piece | None = None
         self.adjoint = Adjoint()
         self.solver = Picard(steps=0)
         self.distance = self.solver.stopping.distance
@@ -184,19 +203,25 @@ class Worker:
         """Whether the next turn has work to do without any news."""
         run = self.run
         return bool(self.inbox) or (
-            run is not None and run.waiting_since is None and not self._stopped(run) and time.monotonic() >= run.wake
+            run is not None
+            and run.waiting_since is None
+            and not self._stopped(run)
+            and time.monotonic() >= run.wake
         )
 
     def _obey(self, command: Message) -> list[Message]:
         action = getattr(self, f"_on_{command.kind}", None)
         if action is None:
-            raise InputError(f"a worker does not know the command {command.kind!r}: versions differ?")
+            raise InputError(
+                f"a worker does not know the command {command.kind!r}: versions differ?"
+            )
         return action(command) or []
 
     # ------------------------------------------------------------------ preparing
 
     def _on_prepare(self, command: Message) -> list[Message]:
-        """Parameters, context and start of a solve; the kept state of this very solve comes back when resuming."""
+        """Parameters, context and start of a solve; the kept state of this very solve comes back
+        when resuming."""
         fields = command.fields
         self.gradient, self.tape = fields.get("gradient"), None
         self.model.train(bool(fields.get("training", False)))
@@ -214,9 +239,16 @@ class Worker:
             with torch.no_grad():
                 self.context = self.model.prepare(self.part.graph)
                 start = self.model.initial_state(self.context)
-        self.state = start[:own].clone() if "start" not in command.tensors else command.tensors["start"].to(start.dtype)
+        self.state = (
+            start[:own].clone()
+            if "start" not in command.tensors
+            else command.tensors["start"].to(start.dtype)
+        )
         if self.state.shape != start[:own].shape:
-            raise InputError(f"the start of part {self.part.number} must be {tuple(start[:own].shape)}, got {tuple(self.state.shape)}")
+            raise InputError(
+                f"the start of part {self.part.number} must be "
+                f"{tuple(start[:own].shape)}, got {tuple(self.state.shape)}"
+            )
         self.halo = start[own:].clone()
         self.solver = Picard(steps=0, damping=fields["damping"], undamped=fields["undamped"])
         self.slowdown = fields.get("slowdown", 1.0)
@@ -233,7 +265,9 @@ class Worker:
                     "width": start.shape[1],
                     "dtype": str(start.dtype).removeprefix("torch."),
                     "own": own,
-                    "readers": {str(reader): len(rows) for reader, rows in self.part.readers.items()},
+                    "readers": {
+                        str(reader): len(rows) for reader, rows in self.part.readers.items()
+                    },
                     "graphs": self.part.num_graphs,
                     "sizes": self.part.describe(),
                 },
@@ -241,13 +275,23 @@ class Worker:
         ]
 
     def _load(self, command: Message) -> None:
-        parameters = {name[6:]: tensor for name, tensor in command.tensors.items() if name.startswith("model/")}
+        parameters = {
+            name[6:]: tensor
+            for name, tensor in command.tensors.items()
+            if name.startswith("model/")
+        }
         if parameters:
             self.model.load_state_dict(parameters)
 
     def _forget(self, solve: int) -> None:
         self.solve, self.round = solve, 0
-        self.image, self.stepping, self.run, self.snapshot, self.fetching = None, None, None, None, None
+        self.image, self.stepping, self.run, self.snapshot, self.fetching = (
+            None,
+            None,
+            None,
+            None,
+            None,
+        )
         self.piece, self.adjoint, self.idle_since = None, Adjoint(), None
         self.heard = {}
 
@@ -259,7 +303,11 @@ class Worker:
             resumed = self.round = kept[0] % ROUNDS_A_SOLVE
             self.state = kept[1][0].clone()
             self.image = kept[1][1].clone() if len(kept[1]) > 1 else None
-        return [Message("resumed", {"solve": self.solve, "round": resumed, "image": self.image is not None})]
+        return [
+            Message(
+                "resumed", {"solve": self.solve, "round": resumed, "image": self.image is not None}
+            )
+        ]
 
     # ------------------------------------------------------------------ the map on this part
 
@@ -275,7 +323,9 @@ class Worker:
         of, count = self.part.graph_of_own, self.part.num_graphs
         broken_rows = ~torch.isfinite(image).all(dim=1)
         residual = self.distance(image, state)
-        residual = torch.where(broken_rows | residual.isnan(), torch.full_like(residual, torch.inf), residual)
+        residual = torch.where(
+            broken_rows | residual.isnan(), torch.full_like(residual, torch.inf), residual
+        )
         broken = per_graph_max(broken_rows.to(residual.dtype), of, count) > 0
         return per_graph_max(residual, of, count), broken
 
@@ -302,20 +352,34 @@ class Worker:
         """Take every halo row that is newer than the one held."""
         for owner, (first, last) in self.part.owners.items():
             letter = self.mail.newest(owner, Kind.HALO)
-            if letter is None or letter[0] // ROUNDS_A_SOLVE != self.solve or letter[0] <= self.heard.get(owner, -1):
+            if (
+                letter is None
+                or letter[0] // ROUNDS_A_SOLVE != self.solve
+                or letter[0] <= self.heard.get(owner, -1)
+            ):
                 continue
             self.heard[owner] = letter[0]
             self.halo[first:last] = letter[1]
             self.counters.read += 1
 
     def _resend(self) -> None:
-        """Where letters can be lost, the newest is written again until somebody has surely read it."""
-        if not self.mail.lossy or self.context is None or time.monotonic() - self.last_send < self.resend_seconds:
+        """Where letters can be lost, the newest is written again until somebody has surely read
+        it."""
+        if (
+            not self.mail.lossy
+            or self.context is None
+            or time.monotonic() - self.last_send < self.resend_seconds
+        ):
             return
         if self.run is not None or self.stepping is not None or self.image is not None:
             self._publish(Kind.HALO, version_of(self.solve, self.round), self.state, again=True)
         if self.snapshot is not None:
-            self._publish(Kind.SNAPSHOT, version_of(self.solve, self.snapshot.epoch), self.snapshot.state, again=True)
+            self._publish(
+                Kind.SNAPSHOT,
+                version_of(self.solve, self.snapshot.epoch),
+                self.snapshot.state,
+                again=True,
+            )
 
     def _on_publish(self, command: Message) -> list[Message]:
         """A neighbour lost its letters: write again."""
@@ -326,10 +390,14 @@ class Worker:
     # ------------------------------------------------------------------ synchronous steps
 
     def _on_evaluate(self, command: Message) -> list[Message]:
-        """Take over the last proposal for the active graphs, publish, and evaluate when all halos are there."""
+        """Take over the last proposal for the active graphs, publish, and evaluate when all halos
+        are there."""
         number = command.fields["step"]
-        if self.round == number and self.image is not None:  # done already, by a worker that died before saying so
-            return [self._judged("evaluated", {"step": number, **self._facts()}, self.image, self.state)]
+        # done already, by a worker that died before saying so
+        if self.round == number and self.image is not None:
+            return [
+                self._judged("evaluated", {"step": number, **self._facts()}, self.image, self.state)
+            ]
         self._begin_step(number, command.tensors["active"], evaluate=True)
         return []
 
@@ -389,8 +457,11 @@ class Worker:
         self._note_staleness(number)
         if self.tape is None:  # a recorded pass cannot be taken up again: it begins anew
             self.mail.keep(wanted, self.state, self.image)
-        report = self._judged("evaluated", {"step": number, **self._facts()}, self.image, self.state)
-        if self.slowdown > 1:  # all the work of a slow machine takes longer, as in a free-running round
+        report = self._judged(
+            "evaluated", {"step": number, **self._facts()}, self.image, self.state
+        )
+        # all the work of a slow machine takes longer, as in a free-running round
+        if self.slowdown > 1:
             time.sleep((self.slowdown - 1) * (time.monotonic() - begun))
         self.idle_since = time.monotonic()
         return [report]
@@ -415,7 +486,8 @@ class Worker:
         return self.round >= run.rounds or run.broken
 
     def _stopped(self, run: _Run) -> bool:
-        """A part that keeps the bound stops at its limit; one that does not goes on until the slowest has got there."""
+        """A part that keeps the bound stops at its limit; one that does not goes on until the
+        slowest has got there."""
         return run.broken or (self._exhausted(run) and not run.report_late)
 
     def _try_round(self, run: _Run) -> list[Message]:
@@ -429,7 +501,12 @@ class Worker:
         staleness = 0 if oldest is None else version_of(self.solve, self.round) - oldest
         unheard = len(self.heard) < len(self.part.owners)
         repeating = run.report_late and not run.news and run.residual <= run.quiet
-        if unheard or repeating or (staleness > run.staleness and not run.report_late) or now < run.wake:
+        if (
+            unheard
+            or repeating
+            or (staleness > run.staleness and not run.report_late)
+            or now < run.wake
+        ):
             if run.waiting_since is None and now >= run.wake:
                 run.waiting_since = now
             return self._progress(run, now)
@@ -457,7 +534,8 @@ class Worker:
         return self._progress(run, time.monotonic())
 
     def _note_staleness(self, number: int, bound: int | None = None) -> None:
-        """Measured by the reader: how many rounds each letter it reads now is behind its own count."""
+        """Measured by the reader: how many rounds each letter it reads now is behind its own
+        count."""
         for version in self.heard.values():
             age = max(0, number - version % ROUNDS_A_SOLVE)
             self.counters.staleness[age] = self.counters.staleness.get(age, 0) + 1
@@ -471,9 +549,15 @@ class Worker:
         return [Message("progress", self._facts())]
 
     def _facts(self) -> dict[str, Any]:
-        facts: dict[str, Any] = {"round": self.round, "solve": self.solve, "counters": self.counters.to_json()}
+        facts: dict[str, Any] = {
+            "round": self.round,
+            "solve": self.solve,
+            "counters": self.counters.to_json(),
+        }
         if self.run is not None:
-            waiting = 0.0 if self.run.waiting_since is None else time.monotonic() - self.run.waiting_since
+            waiting = (
+                0.0 if self.run.waiting_since is None else time.monotonic() - self.run.waiting_since
+            )
             facts["residual"] = None if self.run.residual == float("inf") else self.run.residual
             facts["exhausted"] = self._exhausted(self.run)
             facts["counters"]["waited"] = round(self.counters.waited + waiting, 6)
@@ -484,7 +568,9 @@ class Worker:
     def _on_snapshot(self, command: Message) -> list[Message]:
         """Freeze the own state for one measurement; updating goes on."""
         self.snapshot = _Snapshot(command.fields["epoch"], self.state.clone())
-        self._publish(Kind.SNAPSHOT, version_of(self.solve, self.snapshot.epoch), self.snapshot.state)
+        self._publish(
+            Kind.SNAPSHOT, version_of(self.solve, self.snapshot.epoch), self.snapshot.state
+        )
         return []
 
     def _try_snapshot(self) -> list[Message]:
@@ -513,11 +599,16 @@ class Worker:
     # ------------------------------------------------------------------ gradients
 
     def _on_attach(self, command: Message) -> list[Message]:
-        """Implicit gradients: one attached step at the equilibrium; its rows are what is read out."""
+        """Implicit gradients: one attached step at the equilibrium; its rows are what is read
+        out."""
         assert self.tape is not None
         self.tape.attached = self.tape.step(self.state, self.halo)
         self.state, self.image = self.tape.attached.out.detach(), None
-        self._begin_step(command.fields["step"], torch.zeros(self.part.num_graphs, dtype=torch.bool), evaluate=False)
+        self._begin_step(
+            command.fields["step"],
+            torch.zeros(self.part.num_graphs, dtype=torch.bool),
+            evaluate=False,
+        )
         return []
 
     def _on_backward(self, command: Message) -> list[Message]:
@@ -525,7 +616,9 @@ class Worker:
         assert self.tape is not None
         assert self.tape.outputs is not None
         self.adjoint = Adjoint(level=len(self.tape.pieces))
-        own, halo = self.tape.back(self.tape.outputs, command.tensors["cotangent"].to(self.tape.outputs.out.dtype))
+        own, halo = self.tape.back(
+            self.tape.outputs, command.tensors["cotangent"].to(self.tape.outputs.out.dtype)
+        )
         self._exchange(command.fields["number"], own, halo, "pulled")
         return []
 
@@ -538,7 +631,8 @@ class Worker:
         return []
 
     def _on_adjoint(self, command: Message) -> list[Message]:
-        """One evaluation of u -> g + J^T u, after taking over the last one for the graphs that still move."""
+        """One evaluation of u -> g + J^T u, after taking over the last one for the graphs that
+        still move."""
         assert self.tape is not None
         adjoint = self.adjoint
         if adjoint.image is None:
@@ -553,7 +647,8 @@ class Worker:
         return []
 
     def _on_adjoint_end(self, command: Message) -> list[Message]:
-        """The adjoint system is solved: its solution goes to the parameters through the attached step."""
+        """The adjoint system is solved: its solution goes to the parameters through the attached
+        step."""
         assert self.tape is not None
         assert self.tape.attached is not None
         adjoint = self.adjoint
@@ -585,7 +680,8 @@ class Worker:
         if any(letter is None or letter[0] != wanted for letter in letters.values()):
             return []
         total = adjoint.own.clone()
-        for reader, rows in self.part.readers.items():  # in the order of their numbers: the same sum every time
+        # in the order of their numbers: the same sum every time
+        for reader, rows in self.part.readers.items():
             letter = letters[reader]
             assert letter is not None
             total.index_add_(0, rows, letter[1])
@@ -593,19 +689,27 @@ class Worker:
         if report == "pulled":
             adjoint.state = total
             largest = float(total.abs().max()) if total.numel() else 0.0
-            return [Message("pulled", {"number": adjoint.number, "largest": largest, "solve": self.solve})]
+            return [
+                Message(
+                    "pulled", {"number": adjoint.number, "largest": largest, "solve": self.solve}
+                )
+            ]
         assert self.tape is not None
         adjoint.image = self.tape.unit + total
         of, count = self.part.graph_of_own, self.part.num_graphs
         residual = per_graph_max(SUP(adjoint.image, adjoint.state), of, count)
-        broken = per_graph_max((~torch.isfinite(adjoint.image)).any(dim=1).to(residual.dtype), of, count) > 0
+        broken = (
+            per_graph_max((~torch.isfinite(adjoint.image)).any(dim=1).to(residual.dtype), of, count)
+            > 0
+        )
         tensors = {"residual": residual.nan_to_num(nan=torch.inf), "broken": broken}
         return [Message("adjointed", {"step": adjoint.number, "solve": self.solve}, tensors)]
 
     # ------------------------------------------------------------------ results
 
     def _on_fetch(self, command: Message) -> list[Message]:
-        """The outputs of the own nodes, or their states, once the halos of the present step are there."""
+        """The outputs of the own nodes, or their states, once the halos of the present step are
+        there."""
         self.fetching = list(command.fields["what"])
         return []
 

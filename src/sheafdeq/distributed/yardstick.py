@@ -4,12 +4,14 @@ A map that contracts a metric d with rate q has one equilibrium x*, and for ever
 
     d(x, x*)  <=  d(x, T(x)) / (1 - q).
 
-The residual must be measured in the metric of the certificate, not in the one that decides when to stop. For
-the cascade, whose levels contract with m given the level below and move by at most Lambda_l for it,
+The residual must be measured in the metric of the certificate, not in the one that decides when to
+stop. For the cascade, whose levels contract with m given the level below and move by at most
+Lambda_l for it,
 
     d_l(x, x*)  <=  (d_l(x, T(x)) + Lambda_l d_{l-1}(x, x*)) / (1 - m),          d_0 = 0,
 
-level by level. The proved Lambda_l are large, so the bounds of high levels say little; they are given as they are.
+level by level. The proved Lambda_l are large, so the bounds of high levels say little; they are
+given as they are.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ class Yardstick:
     grounds: str
 
     def bounds(self, residuals: list[float]) -> list[float]:
-        """Upper bounds of the distance to the equilibrium, one a level (one for models without levels)."""
+        """Upper bounds of the distance to the equilibrium, one a level (one for models without
+        levels)."""
         result: list[float] = []
         for level, residual in enumerate(residuals):
             below = self.couplings[level - 1] * result[-1] if level else 0.0
@@ -75,10 +78,13 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def yardstick_for(model: EquilibriumModel, graph: Graph, certificate: Certificate | None = None) -> Yardstick | None:
+def yardstick_for(
+    model: EquilibriumModel, graph: Graph, certificate: Certificate | None = None
+) -> Yardstick | None:
     """The yardstick of a model with a proved global rate on this graph, else None.
 
-    ``certificate``: one that is there already; without it models whose rate is a theorem are certified here.
+    ``certificate``: one that is there already; without it models whose rate is a theorem are
+    certified here.
     """
     if certificate is None:
         if not isinstance(model, PROVED):
@@ -91,7 +97,8 @@ def yardstick_for(model: EquilibriumModel, graph: Graph, certificate: Certificat
         return None
     domain = certificate.domain
     if domain is not None and domain.kind == "box":
-        return None  # every start enters the box, but the state that is measured need not be in it yet
+        # every start enters the box, but the state that is measured need not be in it yet
+        return None
     if metric.kind != "cascade":
         return Yardstick(rate, metric.kind, metric.weights, 1, (), certificate.grounds)
     assert isinstance(model, SheafCascade)
@@ -110,7 +117,9 @@ def _double(model: SheafCascade) -> SheafCascade:
     return copy.deepcopy(model).to("cpu", torch.float64).eval()
 
 
-def metric_residuals(kind: str, levels: int, weights: Tensor | None, image: Tensor, state: Tensor) -> Tensor:
+def metric_residuals(
+    kind: str, levels: int, weights: Tensor | None, image: Tensor, state: Tensor
+) -> Tensor:
     """(levels,) the largest residual over these rows, in float64, one for each group of columns."""
     if state.shape[0] == 0:
         return torch.zeros(levels, dtype=torch.float64)

@@ -1,4 +1,5 @@
-"""Judging a finished run: on the task it was trained on, on another one, or on a user's own graph."""
+"""Judging a finished run: on the task it was trained on, on another one, or on a user's own
+graph."""
 
 from sheafdeq.evaluation.evaluate import EVALUATION_FILE, Checkpoint, evaluate_checkpoint, load
 

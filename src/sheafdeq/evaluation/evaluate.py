@@ -1,7 +1,8 @@
 """A checkpoint on a task: metrics, how the solves ended, and the record of both.
 
-A model whose equilibrium is guaranteed is solved until it is at rest; every other model is run as it was trained (a fixed horizon,
-or its own solver and tolerance). Nothing is fitted here, and nothing is chosen by what is seen.
+A model whose equilibrium is guaranteed is solved until it is at rest; every other model is run as
+it was trained (a fixed horizon, or its own solver and tolerance). Nothing is fitted here, and
+nothing is chosen by what is seen.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ import torch
 
 from sheafdeq.data.objective import Regression
 from sheafdeq.data.task import Task
-from sheafdeq.equilibrium import EQUILIBRIUM_STEPS, EQUILIBRIUM_TOLERANCE, EquilibriumModel, GraphModel
+from sheafdeq.equilibrium import (
+    EQUILIBRIUM_STEPS,
+    EQUILIBRIUM_TOLERANCE,
+    EquilibriumModel,
+    GraphModel,
+)
 from sheafdeq.errors import IncompatibleError, InputError
 from sheafdeq.records import EVALUATION_SCHEMA, RunRecord, finite, read_record
 from sheafdeq.training.checkpoint import load_model
@@ -58,12 +64,17 @@ def load(path: str | Path) -> Checkpoint:
 
 
 def evaluate_checkpoint(
-    checkpoint: Checkpoint, task: Task, splits: Sequence[str] = ("test",), *, command: str, label: str = ""
+    checkpoint: Checkpoint,
+    task: Task,
+    splits: Sequence[str] = ("test",),
+    *,
+    command: str,
+    label: str = "",
 ) -> dict[str, Any]:
     """The payload of an evaluation record.
 
-    Raises :class:`IncompatibleError` when the model does not fit the task: other widths of features or outputs, edge features
-    that are missing or too many, or a score of another kind.
+    Raises :class:`IncompatibleError` when the model does not fit the task: other widths of features
+    or outputs, edge features that are missing or too many, or a score of another kind.
     """
     check_fit(checkpoint, task)
     record, model = checkpoint.record, checkpoint.model
@@ -77,7 +88,11 @@ def evaluate_checkpoint(
         at_equilibrium = model.guaranteed
         tolerance = own if own is not None else getattr(model.solver, "tolerance", None)
         solves = {
-            "mode": "equilibrium" if at_equilibrium else "own tolerance" if to_tolerance else "trained horizon",
+            "mode": "equilibrium"
+            if at_equilibrium
+            else "own tolerance"
+            if to_tolerance
+            else "trained horizon",
             "step_limit": EQUILIBRIUM_STEPS if at_equilibrium else model.solver.steps,
             "tolerance": EQUILIBRIUM_TOLERANCE if at_equilibrium else tolerance,
             "statuses": result.statuses,
@@ -89,7 +104,11 @@ def evaluate_checkpoint(
         "command": command,
         "label": label,
         "run": record.id,
-        "model": {"name": record.model.name, "title": record.model.title, "options": record.model.options},
+        "model": {
+            "name": record.model.name,
+            "title": record.model.title,
+            "options": record.model.options,
+        },
         "seed": record.seed,
         "task": {
             "name": task.name,
@@ -128,10 +147,14 @@ def check_fit(checkpoint: Checkpoint, task: Task) -> None:
         ("outputs", model.out_channels, task.out_channels),
     ):
         if wanted != given:
-            raise IncompatibleError(f"{who} has {wanted} {what}, {task.title} has {given}: choose a task of the same widths")
+            raise IncompatibleError(
+                f"{who} has {wanted} {what}, {task.title} has {given}: choose "
+                "a task of the same widths"
+            )
     if _kind(record.task.score) != _kind(task.score_name):
         raise IncompatibleError(
-            f"{who} was trained for {record.task.score}, {task.title} is judged by {task.score_name}: choose a task of the same kind"
+            f"{who} was trained for {record.task.score}, {task.title} is judged by "
+            f"{task.score_name}: choose a task of the same kind"
         )
     try:
         model.check(task.test.graph.to(next(model.parameters()).dtype))
@@ -145,7 +168,8 @@ def _kind(score: str) -> str:
 
 
 def _output_factor(checkpoint: Checkpoint, task: Task) -> float:
-    """From the units of the task that was trained on to those of this one; one except for regression."""
+    """From the units of the task that was trained on to those of this one; one except for
+    regression."""
     if not isinstance(task.objective, Regression) or task.digest == checkpoint.record.task.digest:
         return 1.0
     return task_of(checkpoint.config).output_scale / task.output_scale

@@ -1,4 +1,5 @@
-"""Numbers as text a page can hold: quantised to a few levels, differences over time, deflated, base64."""
+"""Numbers as text a page can hold: quantised to a few levels, differences over time, deflated,
+base64."""
 
 from __future__ import annotations
 
@@ -9,7 +10,15 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-__all__ = ["RESIDUAL_DECADES", "RESIDUAL_FLOOR", "linear_levels", "packed", "packed_over_time", "residual_levels", "unpacked"]
+__all__ = [
+    "RESIDUAL_DECADES",
+    "RESIDUAL_FLOOR",
+    "linear_levels",
+    "packed",
+    "packed_over_time",
+    "residual_levels",
+    "unpacked",
+]
 
 RESIDUAL_FLOOR = -8
 """log10 of the smallest residual that is told from zero."""
@@ -24,7 +33,9 @@ def residual_levels(values: NDArray[Any]) -> NDArray[numpy.uint8]:
     return linear_levels(power, RESIDUAL_FLOOR, RESIDUAL_FLOOR + RESIDUAL_DECADES)
 
 
-def linear_levels(values: NDArray[Any], low: float, high: float, levels: int = LEVELS) -> NDArray[numpy.uint8]:
+def linear_levels(
+    values: NDArray[Any], low: float, high: float, levels: int = LEVELS
+) -> NDArray[numpy.uint8]:
     """0 ... levels - 1 evenly between low and high; what lies outside is drawn at the ends."""
     share = (values - low) / (high - low) if high > low else numpy.zeros_like(values, dtype=float)
     return numpy.clip(numpy.rint(share * (levels - 1)), 0, levels - 1).astype(numpy.uint8)
@@ -32,7 +43,9 @@ def linear_levels(values: NDArray[Any], low: float, high: float, levels: int = L
 
 def packed(values: NDArray[Any]) -> str:
     """Bytes of an array, little-endian, deflated, as base64."""
-    data = numpy.ascontiguousarray(values).astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
+    data = (
+        numpy.ascontiguousarray(values).astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
+    )
     squeeze = zlib.compressobj(6, zlib.DEFLATED, -15)
     return base64.b64encode(squeeze.compress(data) + squeeze.flush()).decode("ascii")
 

@@ -52,7 +52,8 @@ class Actor:
 
 @dataclass(eq=False)
 class Film:
-    """All frames of one iteration. Frame k is the state after k iterations (slots, when messages are late)."""
+    """All frames of one iteration. Frame k is the state after k iterations (slots, when messages
+    are late)."""
 
     title: str
     actor: str
@@ -64,9 +65,11 @@ class Film:
     score: list[float | None]  # f
     frames: list[int]  # frames whose states are kept
     states: NDArray[numpy.float32]  # (len(frames), n, c)
-    matrices: list[NDArray[numpy.float32]] = field(default_factory=list)  # for each kept frame (e, m, d, d); empty without
+    # for each kept frame (e, m, d, d); empty without
+    matrices: list[NDArray[numpy.float32]] = field(default_factory=list)
     matrix_names: tuple[str, ...] = ()
-    delays: NDArray[numpy.uint8] | None = None  # (f - 1, e): 0 the target slept, else 1 + age of the message it read
+    # (f - 1, e): 0 the target slept, else 1 + age of the message it read
+    delays: NDArray[numpy.uint8] | None = None
     shape: tuple[int, int, int] = (1, 1, 1)  # levels, stalk dimension, channels of a state
     note: str = ""
 
@@ -77,7 +80,8 @@ class Film:
 
 
 def key_frames(count: int, most: int) -> list[int]:
-    """At most ``most`` of ``count`` frames: dense at the start, where most happens, then in growing steps to the last."""
+    """At most ``most`` of ``count`` frames: dense at the start, where most happens, then in growing
+    steps to the last."""
     if count <= most:
         return list(range(count))
     dense = most // 2
@@ -86,9 +90,16 @@ def key_frames(count: int, most: int) -> list[int]:
 
 
 def film(
-    scene: Scene, actor: Actor, *, iterations: int = 200, scale: float | None = None, seed: int = 0, keep: int = 48
+    scene: Scene,
+    actor: Actor,
+    *,
+    iterations: int = 200,
+    scale: float | None = None,
+    seed: int = 0,
+    keep: int = 48,
 ) -> Film:
-    """Iterate synchronously, from the default start or from a random positive one of the given scale."""
+    """Iterate synchronously, from the default start or from a random positive one of the given
+    scale."""
     model = actor.model
     _checked(model, iterations)
     with evaluating(model):
@@ -97,7 +108,10 @@ def film(
         title = f"{actor.title}, default start"
         if scale is not None:
             order = float(getattr(model, "norm_order", 2.0))
-            state, title = random_start(state, scale, seed, order), f"{actor.title}, random start of scale {scale:g}"
+            state, title = (
+                random_start(state, scale, seed, order),
+                (f"{actor.title}, random start of scale {scale:g}"),
+            )
         camera = _Camera(scene, actor, context, iterations + 1, keep)
         for _ in range(iterations + 1):
             image = model.step(state, context)
@@ -108,7 +122,12 @@ def film(
 
 
 def film_late(
-    scene: Scene, actor: Actor, schedule: Schedule | None = None, *, iterations: int = 200, keep: int = 48
+    scene: Scene,
+    actor: Actor,
+    schedule: Schedule | None = None,
+    *,
+    iterations: int = 200,
+    keep: int = 48,
 ) -> Film:
     """Iterate under a schedule: nodes that sleep, messages that are late. One frame a slot."""
     model = actor.model
@@ -129,13 +148,26 @@ def film_late(
                 camera.see(*last[-1])
 
         marks = [i / scene.graph.num_nodes for i in range(iterations * scene.graph.num_nodes + 2)]
-        end = simulate(model, scene.graph, listener, work=iterations + 1.0, context=context, marks=marks, observe=observe)
-    made = camera.film(f"{actor.title}, late messages ({schedule.window}, {schedule.delay_bound})", "late")
+        end = simulate(
+            model,
+            scene.graph,
+            listener,
+            work=iterations + 1.0,
+            context=context,
+            marks=marks,
+            observe=observe,
+        )
+    made = camera.film(
+        f"{actor.title}, late messages ({schedule.window}, {schedule.delay_bound})", "late"
+    )
     made.delays = listener.delays
     if end.status in (Status.DIVERGED, Status.NON_FINITE) and not made.note:
-        made.note = f"The run {end.status.label} after {listener.heard} slots; the film ends there. "
+        made.note = (
+            f"The run {end.status.label} after {listener.heard} slots; the film ends there. "
+        )
     made.note += (
-        f"Every node updates at least once in {schedule.window} slots and reads messages up to {schedule.delay_bound} slots old."
+        f"Every node updates at least once in {schedule.window} slots and reads messages up to "
+        f"{schedule.delay_bound} slots old."
     )
     return made
 
@@ -207,9 +239,13 @@ class _Camera:
         predicted = outputs.argmax(1) if self.scene.classes is not None else outputs[:, 0]
         self.prediction[k] = predicted.numpy()
         change = RELATIVE_SUP(image, state).float()
-        self.residual[k] = torch.where(torch.isfinite(change), change, torch.full_like(change, 1e9)).numpy()
+        self.residual[k] = torch.where(
+            torch.isfinite(change), change, torch.full_like(change, 1e9)
+        ).numpy()
         names, matrices = edge_matrices(model, state, self.context)
-        self.disagreement[k] = _disagreement(model, state, self.context.incidence, matrices if len(names) == 2 else None)
+        self.disagreement[k] = _disagreement(
+            model, state, self.context.incidence, matrices if len(names) == 2 else None
+        )
         score = self.actor.score
         self.score.append(None if score is None else _finite(score(outputs)))
         if k in self.wanted:
@@ -221,7 +257,8 @@ class _Camera:
         return not self.note
 
     def film(self, title: str, kind: str) -> Film:
-        """What was seen. A film that ended early (nothing changes any more, or all is lost) keeps its last frame."""
+        """What was seen. A film that ended early (nothing changes any more, or all is lost) keeps
+        its last frame."""
         seen = len(self.score)
         for array in (self.prediction, self.residual, self.disagreement):
             array[seen:] = array[seen - 1]
@@ -249,12 +286,17 @@ class _Camera:
         )
 
 
-def edge_matrices(model: EquilibriumModel, state: Tensor, context: Any) -> tuple[tuple[str, ...], Tensor | None]:
-    """Names and (e, m, d, d) of the matrices on every edge now: restriction maps, or the block a cascade's last level uses."""
+def edge_matrices(
+    model: EquilibriumModel, state: Tensor, context: Any
+) -> tuple[tuple[str, ...], Tensor | None]:
+    """Names and (e, m, d, d) of the matrices on every edge now: restriction maps, or the block a
+    cascade's last level uses."""
     operator = getattr(model, "operator", None)
     if callable(operator):
         maps = operator(state, context)
-        return ("source map", "target map"), torch.stack([maps.source_maps, maps.target_maps], dim=1)
+        return ("source map", "target map"), torch.stack(
+            [maps.source_maps, maps.target_maps], dim=1
+        )
     sheaf = getattr(model, "sheaf", None)
     if callable(sheaf) and hasattr(model, "levels"):
         c, last = int(model.width), int(model.levels) - 1  # type: ignore[arg-type]
@@ -267,7 +309,8 @@ def edge_matrices(model: EquilibriumModel, state: Tensor, context: Any) -> tuple
 def _disagreement(
     model: EquilibriumModel, state: Tensor, incidence: Incidence, maps: Tensor | None
 ) -> NDArray[numpy.float32]:
-    r"""(n,) how far a node is from agreeing with its neighbours, root mean square over incoming edges.
+    r"""(n,) how far a node is from agreeing with its neighbours, root mean square over incoming
+    edges.
 
     With restriction maps ||F_src h_u - F_tgt h_v|| / (||F_src h_u|| + ||F_tgt h_v||), without
     ||h_u - h_v|| / (||h_u|| + ||h_v||): between 0 and 1.

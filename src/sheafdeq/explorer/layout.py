@@ -1,4 +1,5 @@
-"""Where nodes are drawn. Every layout is (n, 2) in the unit square, deterministic, and computed once in Python."""
+"""Where nodes are drawn. Every layout is (n, 2) in the unit square, deterministic, and computed
+once in Python."""
 
 from __future__ import annotations
 
@@ -19,11 +20,16 @@ _MOST_CLASSES = 12
 
 
 def layouts(
-    source: Indices, target: Indices, n: int, classes: Indices | None = None, features: Points | None = None
+    source: Indices,
+    target: Indices,
+    n: int,
+    classes: Indices | None = None,
+    features: Points | None = None,
 ) -> dict[str, Points]:
     """All layouts that make sense, the most telling first.
 
-    Where neighbours mostly differ in class, drawing by edges shows a ball; groups by class then show more.
+    Where neighbours mostly differ in class, drawing by edges shows a ball; groups by class then
+    show more.
     """
     made: dict[str, Points] = {"by the edges": by_edges(source, target, n)}
     if classes is not None and 1 < len(numpy.unique(classes)) <= _MOST_CLASSES:
@@ -54,12 +60,17 @@ def by_class(classes: Indices) -> Points:
         angle = _GOLDEN * k
         turn = 2 * numpy.pi * place / len(names) - numpy.pi / 2
         centre = ring * numpy.array([numpy.cos(turn), numpy.sin(turn)])
-        points[members] = centre + numpy.stack([radius * numpy.cos(angle), radius * numpy.sin(angle)], axis=1)
+        points[members] = centre + numpy.stack(
+            [radius * numpy.cos(angle), radius * numpy.sin(angle)], axis=1
+        )
     return _fitted(points)
 
 
-def by_edges(source: Indices, target: Indices, n: int, *, rounds: int = 100, seed: int = 0) -> Points:
-    """Springs along edges, repulsion between nodes; each connected component by itself, the components packed in rows."""
+def by_edges(
+    source: Indices, target: Indices, n: int, *, rounds: int = 100, seed: int = 0
+) -> Points:
+    """Springs along edges, repulsion between nodes; each connected component by itself, the
+    components packed in rows."""
     if n == 0:
         return numpy.zeros((0, 2))
     ones = numpy.ones(len(source))
@@ -109,12 +120,21 @@ def _spectral(adjacency: coo_matrix, n: int, draw: numpy.random.Generator) -> Po
     root = diags(1 / numpy.sqrt(numpy.maximum(adjacency.sum(1).A1, 1)))
     walk = root @ adjacency.tocsr() @ root
     trivial = numpy.sqrt(numpy.maximum(adjacency.sum(1).A1, 1))[:, None]
-    shifted = LinearOperator((n, n), matvec=lambda v: 2 * v - walk @ v, matmat=lambda v: 2 * v - walk @ v, dtype=float)
+    shifted = LinearOperator(
+        (n, n), matvec=lambda v: 2 * v - walk @ v, matmat=lambda v: 2 * v - walk @ v, dtype=float
+    )
     import warnings
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a rough start is enough: the springs do the rest
-        _, modes = lobpcg(shifted, noise, Y=trivial / numpy.linalg.norm(trivial), largest=False, maxiter=60, tol=1e-3)
+        _, modes = lobpcg(
+            shifted,
+            noise,
+            Y=trivial / numpy.linalg.norm(trivial),
+            largest=False,
+            maxiter=60,
+            tol=1e-3,
+        )
     return modes / (numpy.abs(modes).max(0) + 1e-12) + 0.02 * noise
 
 

@@ -48,7 +48,8 @@ def explore(
     back: str = "",
     limit: int = LIMIT,
 ) -> Path:
-    """Film every actor from its default start, from a random start, and with late messages, and write the page."""
+    """Film every actor from its default start, from a random start, and with late messages, and
+    write the page."""
     films: list[Film] = []
     for actor in actors:
         films.append(film(scene, actor, iterations=iterations))
@@ -59,8 +60,11 @@ def explore(
     return write_page(scene, films, out, back=back, limit=limit)
 
 
-def write_page(scene: Scene, films: Sequence[Film], out: str | Path, *, back: str = "", limit: int = LIMIT) -> Path:
-    """Write one self-contained page of at most ``limit`` bytes. ``back`` is the address of a page to return to."""
+def write_page(
+    scene: Scene, films: Sequence[Film], out: str | Path, *, back: str = "", limit: int = LIMIT
+) -> Path:
+    """Write one self-contained page of at most ``limit`` bytes. ``back`` is the address of a page
+    to return to."""
     if not films:
         raise InputError("no film to show: give at least one")
     frame = _render(scene, {"films": []}, back)
@@ -73,7 +77,8 @@ def write_page(scene: Scene, films: Sequence[Film], out: str | Path, *, back: st
     else:
         size = (limit - room) / 1e6
         raise InputError(
-            f"{len(films)} films of {films[0].length} frames and {scene.graph.num_nodes} nodes take {size:.1f} MB, more than "
+            f"{len(films)} films of {films[0].length} frames and {scene.graph.num_nodes} nodes "
+            f"take {size:.1f} MB, more than "
             f"{limit / 1e6:.1f} MB: show fewer iterations"
         )
     for number, (shot, entry) in enumerate(zip(films, data["films"], strict=True)):
@@ -92,8 +97,14 @@ def _scene_data(scene: Scene) -> dict[str, Any]:
     graph = scene.graph
     n = graph.num_nodes
     source, target = graph.source.numpy(), graph.target.numpy()
-    classes = scene.target.numpy().astype(numpy.int64) if scene.target is not None and scene.classes is not None else None
-    places = layouts(source, target, n, classes, graph.x.double().numpy() if graph.x.shape[1] == 2 else None)
+    classes = (
+        scene.target.numpy().astype(numpy.int64)
+        if scene.target is not None and scene.classes is not None
+        else None
+    )
+    places = layouts(
+        source, target, n, classes, graph.x.double().numpy() if graph.x.shape[1] == 2 else None
+    )
     index = numpy.uint16 if n <= 65536 else numpy.uint32
     data: dict[str, Any] = {
         "title": clip(scene.title, 200),
@@ -103,7 +114,8 @@ def _scene_data(scene: Scene) -> dict[str, Any]:
         "source": packed(source.astype(index)),
         "target": packed(target.astype(index)),
         "layouts": [
-            {"name": name, "points": packed(numpy.rint(points * 65535).astype(numpy.uint16))} for name, points in places.items()
+            {"name": name, "points": packed(numpy.rint(points * 65535).astype(numpy.uint16))}
+            for name, points in places.items()
         ],
         "classes": scene.classes,
         "classNames": [clip(name, 40) for name in scene.class_names],
@@ -124,7 +136,8 @@ def _scene_data(scene: Scene) -> dict[str, Any]:
 
 
 def _film_data(shot: Film, scene: Scene, coarse: int) -> dict[str, Any]:
-    """The colours of all frames; residual and disagreement in steps of ``coarse`` of their 64 levels."""
+    """The colours of all frames; residual and disagreement in steps of ``coarse`` of their 64
+    levels."""
     if scene.classes is not None:
         prediction = shot.prediction.astype(numpy.uint8)
     else:
@@ -139,11 +152,15 @@ def _film_data(shot: Film, scene: Scene, coarse: int) -> dict[str, Any]:
         "horizon": shot.horizon,
         "note": clip(shot.note, 300),
         "score": shot.score,
-        "largest": [float(f"{value:.3g}") for value in shot.residual.max(axis=1)] if shot.residual.size else [],
+        "largest": [float(f"{value:.3g}") for value in shot.residual.max(axis=1)]
+        if shot.residual.size
+        else [],
         "median": [float(f"{value:.3g}") for value in middle] if shot.residual.size else [],
         "prediction": packed_over_time(prediction),
         "residual": packed_over_time(_rounded(residual_levels(shot.residual), coarse)),
-        "disagreement": packed_over_time(_rounded(linear_levels(shot.disagreement, 0.0, 1.0), coarse)),
+        "disagreement": packed_over_time(
+            _rounded(linear_levels(shot.disagreement, 0.0, 1.0), coarse)
+        ),
         "delays": None if shot.delays is None else packed(shot.delays),
         "shape": list(shot.shape),
         "states": None,
@@ -153,7 +170,11 @@ def _film_data(shot: Film, scene: Scene, coarse: int) -> dict[str, Any]:
 
 
 def _rounded(levels: NDArray[numpy.uint8], coarse: int) -> NDArray[numpy.uint8]:
-    return levels if coarse == 1 else numpy.minimum(levels // coarse * coarse + coarse // 2, 63).astype(numpy.uint8)
+    return (
+        levels
+        if coarse == 1
+        else numpy.minimum(levels // coarse * coarse + coarse // 2, 63).astype(numpy.uint8)
+    )
 
 
 def _add_states(shot: Film, entry: dict[str, Any], share: int) -> int:
@@ -168,28 +189,45 @@ def _add_states(shot: Film, entry: dict[str, Any], share: int) -> int:
     )
     if found is not None:
         frames, text = found
-        entry["states"] = {"frames": frames, "low": low, "high": high, "levels": _STATE_LEVELS, "data": text}
+        entry["states"] = {
+            "frames": frames,
+            "low": low,
+            "high": high,
+            "levels": _STATE_LEVELS,
+            "data": text,
+        }
         used += len(text)
     if shot.matrices:
         size = float(numpy.quantile(numpy.abs(shot.matrices[-1]), 0.999)) or 1.0
         found = _as_many_as_fit(
             shot.frames,
-            lambda chosen: linear_levels(numpy.stack([shot.matrices[place] for place in chosen]), -size, size, _MAP_LEVELS),
+            lambda chosen: linear_levels(
+                numpy.stack([shot.matrices[place] for place in chosen]), -size, size, _MAP_LEVELS
+            ),
             _MAP_FRAMES,
             share - used - 2000,
         )
         if found is not None:
             frames, text = found
-            facts = {"size": size, "levels": _MAP_LEVELS, "dim": shot.matrices[0].shape[-1], "names": list(shot.matrix_names)}
+            facts = {
+                "size": size,
+                "levels": _MAP_LEVELS,
+                "dim": shot.matrices[0].shape[-1],
+                "names": list(shot.matrix_names),
+            }
             entry["maps"] = {**facts, "frames": frames, "data": text}
             used += len(text)
     return used
 
 
 def _as_many_as_fit(
-    frames: Sequence[int], levels_of: Callable[[list[int]], NDArray[numpy.uint8]], counts: Sequence[int], room: int
+    frames: Sequence[int],
+    levels_of: Callable[[list[int]], NDArray[numpy.uint8]],
+    counts: Sequence[int],
+    room: int,
 ) -> tuple[list[int], str] | None:
-    """Frames and their text, for the largest count whose text fits; what one frame takes tells where to begin."""
+    """Frames and their text, for the largest count whose text fits; what one frame takes tells
+    where to begin."""
     each = len(packed(levels_of([len(frames) - 1])))
     for count in counts:
         chosen = _subset(frames, count)
@@ -205,14 +243,16 @@ def _as_many_as_fit(
 
 
 def _subset(frames: Sequence[int], count: int) -> list[int]:
-    """Places of at most ``count`` of the kept frames; the first stays, and for more than one the last."""
+    """Places of at most ``count`` of the kept frames; the first stays, and for more than one the
+    last."""
     if count == 1:
         return [len(frames) - 1]
     return key_frames(len(frames), count) if len(frames) > count else list(range(len(frames)))
 
 
 def _range(values: NDArray[Any], tail: float = 0.01) -> tuple[float, float]:
-    """Low and high without the outermost tails, so that one large entry does not flatten all others."""
+    """Low and high without the outermost tails, so that one large entry does not flatten all
+    others."""
     if values.size == 0:
         return 0.0, 1.0
     low, high = (float(value) for value in numpy.quantile(values, (tail, 1 - tail)))
@@ -227,17 +267,30 @@ def _asset(package: str, name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii") + "'"
+    return (
+        "'sha256-"
+        + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
+        + "'"
+    )
 
 
 def _render(scene: Scene, data: dict[str, Any], back: str) -> str:
-    """The template with style, script and data inside; the policy admits these two texts by their digests and nothing else."""
+    """The template with style, script and data inside; the policy admits these two texts by their
+    digests and nothing else."""
     from markupsafe import Markup
 
     made = environment()
     made.loader = _loader()
-    style = "\n" + _asset("sheafdeq.report.site", "site.css") + _asset("sheafdeq.explorer", "explorer.css")
-    script = "\n" + _asset("sheafdeq.report.site", "chart.js") + _asset("sheafdeq.explorer", "explorer.js")
+    style = (
+        "\n"
+        + _asset("sheafdeq.report.site", "site.css")
+        + _asset("sheafdeq.explorer", "explorer.css")
+    )
+    script = (
+        "\n"
+        + _asset("sheafdeq.report.site", "chart.js")
+        + _asset("sheafdeq.explorer", "explorer.js")
+    )
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
         "base-uri 'none'; form-action 'none'"

@@ -15,11 +15,22 @@ from sheafdeq.records import write_sealed
 
 def main() -> int:
     """Exit code 1 when a case failed."""
-    parser = Parser(prog="python -m sheafdeq.fuzzing", description="Hostile input for every door of the package.")
+    parser = Parser(
+        prog="python -m sheafdeq.fuzzing",
+        description="Hostile input for every door of the package.",
+    )
     parser.add_argument("--cases", type=whole_number(), default=10_000, help="default 10,000")
     parser.add_argument("--seed", type=seed_number, default=0, help="default 0")
-    parser.add_argument("--jobs", type=whole_number(1, 256), default=2, help="processes (default 2)")
-    parser.add_argument("--targets", nargs="+", choices=list(TARGETS), metavar="NAME", help=f"of: {', '.join(TARGETS)}")
+    parser.add_argument(
+        "--jobs", type=whole_number(1, 256), default=2, help="processes (default 2)"
+    )
+    parser.add_argument(
+        "--targets",
+        nargs="+",
+        choices=list(TARGETS),
+        metavar="NAME",
+        help=f"of: {', '.join(TARGETS)}",
+    )
     parser.add_argument("--out", metavar="FILE", help="write the counts, sealed")
     options = parser.parse_args()
     try:
@@ -38,7 +49,10 @@ def main() -> int:
         print(f"{name:<14}" + ", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
     for failure in report.failures[:40]:
         print(f"FAILED {failure['seed']}: {failure['failure']}")
-    worst = f"slowest {report.slowest:.1f} s ({report.slowest_case}), largest growth {report.largest:.0f} MiB"
+    worst = (
+        f"slowest {report.slowest:.1f} s ({report.slowest_case}), largest growth "
+        f"{report.largest:.0f} MiB"
+    )
     print(f"{report.cases} cases, {len(report.failures)} failed; {worst}")
     return 1 if report.failures else 0
 

@@ -1,4 +1,5 @@
-"""Thousands of cases over a pool of processes with limits: counts of outcomes, and every failure by its number."""
+"""Thousands of cases over a pool of processes with limits: counts of outcomes, and every failure by
+its number."""
 
 from __future__ import annotations
 
@@ -52,10 +53,16 @@ class Report:
             "seed": self.seed,
             "cases": self.cases,
             "failed": len(self.failures),
-            "targets": {name: dict(sorted(counts.items())) for name, counts in sorted(self.outcomes.items())},
+            "targets": {
+                name: dict(sorted(counts.items())) for name, counts in sorted(self.outcomes.items())
+            },
             "limits": {"seconds": SECONDS, "memory_megabytes": 1536},
             "failures": self.failures,
-            "timing": {"slowest_case": self.slowest_case, "slowest_case_seconds": self.slowest, "largest_growth_megabytes": self.largest},
+            "timing": {
+                "slowest_case": self.slowest_case,
+                "slowest_case_seconds": self.slowest,
+                "largest_growth_megabytes": self.largest,
+            },
         }
 
 
@@ -66,9 +73,13 @@ class _Worker:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"}
         environment.pop("SHEAFDEQ_DEBUG", None)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "sheafdeq.fuzzing.worker", *targets], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, text=True, env=environment,
-        )  # fmt: skip
+            [sys.executable, "-m", "sheafdeq.fuzzing.worker", *targets],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment,
+        )
         self.targets = targets
         self.case: dict[str, Any] | None = None
         self.deadline = time.monotonic() + _START_SECONDS
@@ -133,9 +144,18 @@ def run_campaign(
                         worker.case = None
                         if tell is not None and report.cases % 500 == 0:
                             speed = report.cases / (time.monotonic() - begun)
-                            tell(f"{report.cases} of {count} cases, {len(report.failures)} failed, {speed:.0f} a second")
+                            tell(
+                                f"{report.cases} of {count} cases, {len(report.failures)} "
+                                f"failed, {speed:.0f} a second"
+                            )
                     elif not line:
-                        _lost(worker, f"killed its process (exit code {worker.process.wait()})", report, workers, selector)
+                        _lost(
+                            worker,
+                            f"killed its process (exit code {worker.process.wait()})",
+                            report,
+                            workers,
+                            selector,
+                        )
                         continue
                     if (case := next(waiting, None)) is not None:
                         worker.give(case)
@@ -150,7 +170,13 @@ def run_campaign(
     return report
 
 
-def _lost(worker: _Worker, why: str, report: Report, workers: list[_Worker], selector: selectors.BaseSelector) -> None:
+def _lost(
+    worker: _Worker,
+    why: str,
+    report: Report,
+    workers: list[_Worker],
+    selector: selectors.BaseSelector,
+) -> None:
     """Count the case of a dead worker as failed and put another worker in its place."""
     case = worker.case
     worker.end(selector)

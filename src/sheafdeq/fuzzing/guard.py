@@ -1,7 +1,7 @@
 """What a case may not do: execute, connect, unpickle, or change files outside its folder.
 
-CPython tells audit hooks of every such act before it happens. The hook refuses it and remembers it, so that code which
-swallows the refusal is still found out.
+CPython tells audit hooks of every such act before it happens. The hook refuses it and remembers it,
+so that code which swallows the refusal is still found out.
 """
 
 from __future__ import annotations
@@ -17,13 +17,37 @@ from typing import Any
 __all__ = ["Guard", "Violation"]
 
 _FORBIDDEN = {
-    "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.startfile", "subprocess.Popen", "pty.spawn",
-    "pickle.find_class", "socket.connect", "socket.bind", "socket.sendto", "urllib.Request", "ctypes.dlopen",
-}  # fmt: skip
+    "os.system",
+    "os.exec",
+    "os.fork",
+    "os.forkpty",
+    "os.posix_spawn",
+    "os.spawn",
+    "os.startfile",
+    "subprocess.Popen",
+    "pty.spawn",
+    "pickle.find_class",
+    "socket.connect",
+    "socket.bind",
+    "socket.sendto",
+    "urllib.Request",
+    "ctypes.dlopen",
+}
 _CHANGING = {
-    "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod", "os.chown",
-    "shutil.copyfile", "shutil.copytree", "shutil.move", "shutil.rmtree",
-}  # fmt: skip
+    "os.remove",
+    "os.rename",
+    "os.mkdir",
+    "os.rmdir",
+    "os.link",
+    "os.symlink",
+    "os.truncate",
+    "os.chmod",
+    "os.chown",
+    "shutil.copyfile",
+    "shutil.copytree",
+    "shutil.move",
+    "shutil.rmtree",
+}
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
@@ -61,7 +85,9 @@ class Guard:
                 self._refuse(f"exec of {name}")
         elif event == "open":
             path, mode, flags = (*arguments, None, None, None)[:3]
-            writing = (isinstance(flags, int) and flags & _WRITING) or (isinstance(mode, str) and set(mode) & set("wax+"))
+            writing = (isinstance(flags, int) and flags & _WRITING) or (
+                isinstance(mode, str) and set(mode) & set("wax+")
+            )
             if writing and not isinstance(path, int):
                 self._check(event, path)
         elif event in _CHANGING:
@@ -72,7 +98,11 @@ class Guard:
     def _check(self, event: str, path: Any) -> None:
         where = Path(os.fsdecode(path)).absolute()
         place = where.parent.resolve() / where.name
-        if str(place) != os.devnull and self.folder is not None and self.folder not in (place, *place.parents):
+        if (
+            str(place) != os.devnull
+            and self.folder is not None
+            and self.folder not in (place, *place.parents)
+        ):
             self._refuse(f"{event} outside its folder: {place}")
 
     def _refuse(self, what: str) -> None:
@@ -80,11 +110,18 @@ class Guard:
         raise Violation(what)
 
 
-_MACHINERY = ("dataclasses", "collections", "typing", "torch.fx.graph", "pydantic._internal._typing_extra")
+_MACHINERY = (
+    "dataclasses",
+    "collections",
+    "typing",
+    "torch.fx.graph",
+    "pydantic._internal._typing_extra",
+)
 
 
 def _is_library_machinery() -> bool:
-    """Whether a library calls ``exec`` or ``eval`` on source of its own or of a module: dataclasses, annotations."""
+    """Whether a library calls ``exec`` or ``eval`` on source of its own or of a module:
+    dataclasses, annotations."""
     frame: Any = sys._getframe(2)
     for _ in range(3):
         if frame is None:

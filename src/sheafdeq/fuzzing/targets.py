@@ -1,7 +1,9 @@
-"""The doors, and what is thrown at them. A target takes a random source and an empty folder, and does what a user would.
+"""The doors, and what is thrown at them. A target takes a random source and an empty folder, and
+does what a user would.
 
-Most inputs begin as valid ones and are then damaged in a few places, because nonsense is refused at the first byte and finds
-nothing. Damaged records and checkpoints are sealed again: an attacker can compute a SHA-256 too.
+Most inputs begin as valid ones and are then damaged in a few places, because nonsense is refused at
+the first byte and finds nothing. Damaged records and checkpoints are sealed again: an attacker can
+compute a SHA-256 too.
 """
 
 from __future__ import annotations
@@ -22,11 +24,47 @@ __all__ = ["BROKEN", "TARGETS", "prepare"]
 Target = Callable[[Random, Path], None]
 PREPARED: dict[str, Any] = {}
 
-NUMBERS = [0, 1, -1, 2, 3, 0.5, -0.0, 1e-320, 1e308, 2**31, 2**53 + 1, 2**63, -(2**63), 10**9, 10**30]
+NUMBERS = [
+    0,
+    1,
+    -1,
+    2,
+    3,
+    0.5,
+    -0.0,
+    1e-320,
+    1e308,
+    2**31,
+    2**53 + 1,
+    2**63,
+    -(2**63),
+    10**9,
+    10**30,
+]
 WORDS = [
-    "", "abc", "../..", "/etc/passwd", "\x1b[2J", "=1+1", r"$\frac{$", "a\nb", "\ud800", "true", "null", "NaN", "1e999", "-1", "9" * 5000,
-    "__class__", "sheafdeq", "community", "\u202e", "<b>", "x" * 3000, "\0",
-]  # fmt: skip
+    "",
+    "abc",
+    "../..",
+    "/etc/passwd",
+    "\x1b[2J",
+    "=1+1",
+    r"$\frac{$",
+    "a\nb",
+    "\ud800",
+    "true",
+    "null",
+    "NaN",
+    "1e999",
+    "-1",
+    "9" * 5000,
+    "__class__",
+    "sheafdeq",
+    "community",
+    "\u202e",
+    "<b>",
+    "x" * 3000,
+    "\0",
+]
 
 
 def nested(depth: int, kind: type = list) -> Any:
@@ -44,7 +82,21 @@ def hostile(random: Random) -> Any:
         return random.choice(NUMBERS)
     if choice < 5:
         return random.choice(WORDS[:-1])
-    return random.choice([None, True, False, [], {}, [1, "a", None], {"a": {}}, nested(30), nested(400), [0] * 500, {"": ""}])
+    return random.choice(
+        [
+            None,
+            True,
+            False,
+            [],
+            {},
+            [1, "a", None],
+            {"a": {}},
+            nested(30),
+            nested(400),
+            [0] * 500,
+            {"": ""},
+        ]
+    )
 
 
 def damaged_json(random: Random, value: Any, changes: int = 2) -> Any:
@@ -53,7 +105,13 @@ def damaged_json(random: Random, value: Any, changes: int = 2) -> Any:
     for _ in range(random.randrange(changes + 1)):
         holder: Any = value
         for _ in range(random.randrange(1, 6)):
-            keys = list(holder) if isinstance(holder, dict) else list(range(len(holder))) if isinstance(holder, list) else []
+            keys = (
+                list(holder)
+                if isinstance(holder, dict)
+                else list(range(len(holder)))
+                if isinstance(holder, list)
+                else []
+            )
             if not keys:
                 break
             key = random.choice(keys)
@@ -106,7 +164,12 @@ def prepare(folder: Path) -> None:
 
     folder.mkdir(parents=True)
     config = TrainingConfig.parse(
-        {"task": {"name": "counting", "options": {"chains": 6}}, "model": "sheafdeq", "max_epochs": 1, "test_every": 1}
+        {
+            "task": {"name": "counting", "options": {"chains": 6}},
+            "model": "sheafdeq",
+            "max_epochs": 1,
+            "test_every": 1,
+        }
     )
     run = train(config, out=folder / "runs").path
     assert run is not None
@@ -116,10 +179,20 @@ def prepare(folder: Path) -> None:
     for name in ("sheafdeq", "sheaf-cascade", "ignn", "mlp", "gat"):
         place = folder / f"checkpoint-{name}"
         place.mkdir()
-        save_checkpoint(place, build_model(name, COMMUNITY).state_dict(), name, MODELS[name].options, COMMUNITY)
-        PREPARED["checkpoints"].append((read_sealed(place / "checkpoint.json"), (place / "checkpoint.safetensors").read_bytes()))
+        save_checkpoint(
+            place, build_model(name, COMMUNITY).state_dict(), name, MODELS[name].options, COMMUNITY
+        )
+        PREPARED["checkpoints"].append(
+            (
+                read_sealed(place / "checkpoint.json"),
+                (place / "checkpoint.safetensors").read_bytes(),
+            )
+        )
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        for command, extra in (("diagnose", ["--iterations", "3", "--no-spectrum"]), ("async", ["--samples", "1", "--work", "3"])):
+        for command, extra in (
+            ("diagnose", ["--iterations", "3", "--no-spectrum"]),
+            ("async", ["--samples", "1", "--work", "3"]),
+        ):
             main([command, str(run), *extra, "--graph", "all", "--out", str(folder / command)])
     PREPARED["studies"] = {
         "diagnostics": read_sealed(next((folder / "diagnose").glob("*.json"))),
@@ -139,9 +212,19 @@ def npz(random: Random, folder: Path) -> None:
     generator = np.random.default_rng(random.randrange(2**32))
     n, e = random.choice([1, 2, 7, 30, 70]), random.choice([0, 1, 60])
     arrays: dict[str, Any] = {
-        "x": generator.normal(size=(n, random.choice([0, 1, 3]))).astype(random.choice(["f2", "f4", "f8", ">f4"])),
-        "edge_index": generator.integers(0, n, (2, e)).astype(random.choice(["i8", "i4", "u1", "i8"])),
-        "y": random.choice([generator.integers(-1, 3, n), generator.normal(size=n), generator.integers(0, 2, (n, 1))]),
+        "x": generator.normal(size=(n, random.choice([0, 1, 3]))).astype(
+            random.choice(["f2", "f4", "f8", ">f4"])
+        ),
+        "edge_index": generator.integers(0, n, (2, e)).astype(
+            random.choice(["i8", "i4", "u1", "i8"])
+        ),
+        "y": random.choice(
+            [
+                generator.integers(-1, 3, n),
+                generator.normal(size=n),
+                generator.integers(0, 2, (n, 1)),
+            ]
+        ),
     }
     if random.random() < 0.3:
         part = generator.integers(0, 3, n)
@@ -152,17 +235,29 @@ def npz(random: Random, folder: Path) -> None:
         key = random.choice(list(arrays))
         arrays[key] = random.choice(
             [
-                np.array([None] * n, dtype=object), np.zeros((0,)), np.full((n,), 10**8), np.full((n, 2), np.nan),
-                np.array(["a"] * n), np.zeros((3, 3, 3)), np.array(2**64 - 1, dtype=np.uint64), arrays[key].T, np.full((n, 1), 1e30),
-                np.full(n, np.iinfo(np.int64).min), np.zeros(n, dtype="m8[s]"), np.zeros(n, dtype="c16"),
+                np.array([None] * n, dtype=object),
+                np.zeros((0,)),
+                np.full((n,), 10**8),
+                np.full((n, 2), np.nan),
+                np.array(["a"] * n),
+                np.zeros((3, 3, 3)),
+                np.array(2**64 - 1, dtype=np.uint64),
+                arrays[key].T,
+                np.full((n, 1), 1e30),
+                np.full(n, np.iinfo(np.int64).min),
+                np.zeros(n, dtype="m8[s]"),
+                np.zeros(n, dtype="c16"),
             ]
-        )  # fmt: skip
+        )
     stream = io.BytesIO()
     random.choice([np.savez, np.savez_compressed])(stream, **arrays)
     content = stream.getvalue()
     if random.random() < 0.3:
         with zipfile.ZipFile(stream, "a", zipfile.ZIP_DEFLATED) as archive:
-            archive.writestr(random.choice(["unused.npy", "x.npy", "../x.npy"]), b"\0" * random.choice([10, 10**7, 10**8]))
+            archive.writestr(
+                random.choice(["unused.npy", "x.npy", "../x.npy"]),
+                b"\0" * random.choice([10, 10**7, 10**8]),
+            )
         content = stream.getvalue()
     if random.random() < 0.3:
         content = damaged_bytes(random, content)
@@ -176,22 +271,36 @@ def csv(random: Random, folder: Path) -> None:
     from sheafdeq.data import task_from_csv
 
     n = random.choice([3, 9, 40])
-    columns = ["node", "a", random.choice(["label", "target"]), *(["split"] if random.random() < 0.5 else [])]
-    cells = [[str(i), str(i / 7), str(i % 3), ["train", "val", "test"][i % 3]][: len(columns)] for i in range(n)]
+    columns = [
+        "node",
+        "a",
+        random.choice(["label", "target"]),
+        *(["split"] if random.random() < 0.5 else []),
+    ]
+    cells = [
+        [str(i), str(i / 7), str(i % 3), ["train", "val", "test"][i % 3]][: len(columns)]
+        for i in range(n)
+    ]
     edges = [[str(random.randrange(n)), str(random.randrange(n))] for _ in range(2 * n)]
     for table in (cells, edges):
         for _ in range(max(0, random.randrange(-2, 3))):
             row = random.choice(table)
-            row[random.randrange(len(row))] = random.choice([*WORDS[:-5], "nan", "1e999", '"', ",", "0x10", "١٢"])
+            row[random.randrange(len(row))] = random.choice(
+                [*WORDS[:-5], "nan", "1e999", '"', ",", "0x10", "١٢"]
+            )
     if random.random() < 0.1:
         columns += [f"c{k}" for k in range(20_000)]
     texts = []
     for head, table in ((columns, cells), (["source", "target"], edges)):
-        texts.append("\n".join(",".join(row) for row in [head, *table]).encode("utf-8", "surrogatepass"))
+        texts.append(
+            "\n".join(",".join(row) for row in [head, *table]).encode("utf-8", "surrogatepass")
+        )
     for name, text in zip(("n.csv", "e.csv"), texts, strict=True):
         (folder / name).write_bytes(damaged_bytes(random, text) if random.random() < 0.3 else text)
     seed = random.choice([None, 0, 1, 2])
-    task_from_csv(folder / "n.csv", folder / "e.csv", undirected=random.random() < 0.5, seed=seed).describe()
+    task_from_csv(
+        folder / "n.csv", folder / "e.csv", undirected=random.random() < 0.5, seed=seed
+    ).describe()
 
 
 def pickles(random: Random, folder: Path) -> None:
@@ -204,7 +313,10 @@ def pickles(random: Random, folder: Path) -> None:
     choice = random.randrange(6)
     protocol = random.choice([0, 2, 2, 3, 4])
     if choice == 0:
-        content = pickle.dumps(np.arange(random.randrange(50)).reshape(-1, 1).astype(random.choice(["f4", "i8", "O"])), protocol)
+        content = pickle.dumps(
+            np.arange(random.randrange(50)).reshape(-1, 1).astype(random.choice(["f4", "i8", "O"])),
+            protocol,
+        )
     elif choice == 1:
         content = pickle.dumps(sparse.random(9, 8, 0.3, "csr", random_state=1), protocol)
     elif choice == 2:
@@ -213,10 +325,22 @@ def pickles(random: Random, folder: Path) -> None:
         tuples = random.choice([b"\x85" * 50_000, b"q\x00h\x00\x86" * 60, b"\x85" * 3])
         content = b"\x80\x02)" + tuples + random.choice([b".", b"}\x86.", b"K\x01s."])
     elif choice == 4:
-        name = random.choice([b"os\nsystem", b"builtins\neval", b"numpy\ndtype", b"collections\ndefaultdict", b"posix\nfork"])
+        name = random.choice(
+            [
+                b"os\nsystem",
+                b"builtins\neval",
+                b"numpy\ndtype",
+                b"collections\ndefaultdict",
+                b"posix\nfork",
+            ]
+        )
         content = b"\x80\x02c" + name + b"\nX\x08\x00\x00\x00touch me\x85R."
     else:
-        content = bytes(random.choices(b"()]}.KMJNX\x85\x86\x87q\x00h\x00RbtseuacB\x80\x02\x88\x89", k=random.randrange(60)))
+        content = bytes(
+            random.choices(
+                b"()]}.KMJNX\x85\x86\x87q\x00h\x00RbtseuacB\x80\x02\x88\x89", k=random.randrange(60)
+            )
+        )
     if random.random() < 0.4:
         content = damaged_bytes(random, content)
     read_pickle(content)
@@ -233,14 +357,19 @@ def cache(random: Random, folder: Path) -> None:
     source = NODE_SETS["texas"]
     n = source.nodes
     arrays: dict[str, Any] = {
-        "x_data": np.ones(4, dtype=np.float32), "x_indices": np.arange(4, dtype=np.int32),
-        "x_indptr": np.array([0] * (n - 3) + [1, 2, 3, 4]), "x_shape": np.array([n, random.choice([5, 10**12, -1])]),
-        "target": np.zeros(n, dtype=np.int64), "edges": np.zeros((2, 5), dtype=np.int64),
+        "x_data": np.ones(4, dtype=np.float32),
+        "x_indices": np.arange(4, dtype=np.int32),
+        "x_indptr": np.array([0] * (n - 3) + [1, 2, 3, 4]),
+        "x_shape": np.array([n, random.choice([5, 10**12, -1])]),
+        "target": np.zeros(n, dtype=np.int64),
+        "edges": np.zeros((2, 5), dtype=np.int64),
         **{part: np.zeros((10, n), dtype=bool) for part in ("train", "validation", "test")},
-    }  # fmt: skip
+    }
     for _ in range(random.randrange(3)):
         key = random.choice(list(arrays))
-        arrays[key] = random.choice([np.zeros(0), np.full(arrays[key].shape, 10**9), np.zeros((2, 2, 2)), arrays[key][:1]])
+        arrays[key] = random.choice(
+            [np.zeros(0), np.full(arrays[key].shape, 10**9), np.zeros((2, 2, 2)), arrays[key][:1]]
+        )
     recipe = folder / "parsed"
     cached(folder, "texas", {}, lambda: {"probe": np.zeros(1)})
     (path,) = recipe.glob("*.safetensors")
@@ -277,7 +406,10 @@ def records(random: Random, folder: Path) -> None:
         _seal(random, folder / f"{number}.run.json", damaged_json(random, payload))
     summaries = summarise(read_records(folder))
     full, metric = random.random() < 0.5, random.choice([None, None, "mse", "nothing"])
-    for table in (overview_table(summaries, select, full=full, metric=metric), paper_table("community", summaries, select, full=full)):
+    for table in (
+        overview_table(summaries, select, full=full, metric=metric),
+        paper_table("community", summaries, select, full=full),
+    ):
         render(table, random.choice(FORMATS)).encode("utf-8")
 
 
@@ -311,7 +443,9 @@ def checkpoints(random: Random, folder: Path) -> None:
         tensors = damaged_bytes(random, tensors[:start]) + tensors[start:]
         facts["tensors"] = hashlib.sha256(tensors).hexdigest()
     if random.random() < 0.5:
-        facts["shape"][random.choice(list(facts["shape"]))] = random.choice([10**4, 10**5, 10**6, 10**9, hostile(random)])
+        facts["shape"][random.choice(list(facts["shape"]))] = random.choice(
+            [10**4, 10**5, 10**6, 10**9, hostile(random)]
+        )
     facts = damaged_json(random, facts, changes=1)
     _seal(random, folder / "checkpoint.json", facts)
     (folder / "checkpoint.safetensors").write_bytes(tensors)
@@ -321,9 +455,29 @@ def checkpoints(random: Random, folder: Path) -> None:
 # ---------------------------------------------------------------------- configurations and options
 
 _TOML = [
-    "1", "-1", "0", "1e999", "nan", "inf", "1e-320", "true", '"abc"', "[]", "[1, 2]", "{}", "{ kind = 1 }", "9" * 5000, "1979-05-27",
-    "[" * 500 + "]" * 500, "99999999999999999999", '"\\u001b[2J"', '"../.."', "[[[[1]]]]", "{ shift = 'abc' }", "0x7fffffffffffffff",
-]  # fmt: skip
+    "1",
+    "-1",
+    "0",
+    "1e999",
+    "nan",
+    "inf",
+    "1e-320",
+    "true",
+    '"abc"',
+    "[]",
+    "[1, 2]",
+    "{}",
+    "{ kind = 1 }",
+    "9" * 5000,
+    "1979-05-27",
+    "[" * 500 + "]" * 500,
+    "99999999999999999999",
+    '"\\u001b[2J"',
+    '"../.."',
+    "[[[[1]]]]",
+    "{ shift = 'abc' }",
+    "0x7fffffffffffffff",
+]
 
 
 def configurations(random: Random, folder: Path) -> None:
@@ -333,7 +487,15 @@ def configurations(random: Random, folder: Path) -> None:
     from sheafdeq.training.sweep import Sweep
 
     lines = ['model = "sheafdeq"', 'task = "counting"', "seed = 3"]
-    keys = [*TrainingConfig.model_fields, "task.name", "model.options", "schedule.kind", "penalties.residual_weight", "a.b.c", '""']
+    keys = [
+        *TrainingConfig.model_fields,
+        "task.name",
+        "model.options",
+        "schedule.kind",
+        "penalties.residual_weight",
+        "a.b.c",
+        '""',
+    ]
     for _ in range(random.randrange(4)):
         line = f"{random.choice(keys)} = {random.choice(_TOML)}"
         lines = [kept for kept in lines if kept.split(" ")[0] != line.split(" ")[0]] + [line]
@@ -341,9 +503,14 @@ def configurations(random: Random, folder: Path) -> None:
         name, model = random.choice(["1", '"../.."', '"mine"']), random.choice([*_TOML, '"ignn"'])
         grid = random.choice(["{ kappa = 0.9 }", "{ kappa = 3 }", "1", ""])
         lines = [
-            f"name = {name}", "seeds = [1, 2]", '[[tasks]]\nname = "counting"', f"[[models]]\nname = {model}", f"options = [{grid}]",
-            "[training]", lines[-1],
-        ]  # fmt: skip
+            f"name = {name}",
+            "seeds = [1, 2]",
+            '[[tasks]]\nname = "counting"',
+            f"[[models]]\nname = {model}",
+            f"options = [{grid}]",
+            "[training]",
+            lines[-1],
+        ]
     text = "\n".join(lines).encode()
     path = folder / "run.toml"
     path.write_bytes(damaged_bytes(random, text) if random.random() < 0.3 else text)
@@ -364,7 +531,10 @@ def options(random: Random, folder: Path) -> None:
     if random.random() < 0.7:
         name = random.choice([*MODELS, "shefdeq", ""])
         known = list(MODELS[name].options) if name in MODELS else []
-        given = {random.choice([*known, "steps", "dropout"]): _option(random) for _ in range(random.randrange(3))}
+        given = {
+            random.choice([*known, "steps", "dropout"]): _option(random)
+            for _ in range(random.randrange(3))
+        }
         build_model(name, COMMUNITY, **given)
         return
     small: dict[str, dict[str, Any]] = {
@@ -375,12 +545,30 @@ def options(random: Random, folder: Path) -> None:
     }
     name = random.choice([*small, *(entry.name for entry in entries())])
     known = [key for entry in entries() if entry.name == name for key in entry.options]
-    given = {random.choice([*known, "sedd"]): _option(random) for _ in range(random.randrange(1, 3))}
+    given = {
+        random.choice([*known, "sedd"]): _option(random) for _ in range(random.randrange(1, 3))
+    }
     load_task(name, root=folder, **{**small.get(name, {}), **given})
 
 
 def _option(random: Random) -> Any:
-    return random.choice([hostile(random), 0.5, 1.5, 3, 7, 100, True, "implicit", "full", "truncated:3", "truncated:-1", [3, 2], 1e-3])
+    return random.choice(
+        [
+            hostile(random),
+            0.5,
+            1.5,
+            3,
+            7,
+            100,
+            True,
+            "implicit",
+            "full",
+            "truncated:3",
+            "truncated:-1",
+            [3, 2],
+            1e-3,
+        ]
+    )
 
 
 def commands(random: Random, folder: Path) -> None:
@@ -394,22 +582,69 @@ def commands(random: Random, folder: Path) -> None:
     if random.random() < 0.3:
         _seal(random, run / "record.json", damaged_json(random, PREPARED["record"]))
     (folder / "file").write_text("")
-    train = ["train", "--task", "counting", "--task-set", "chains=6", "--model", "sheafdeq", "--epochs", "0"]
+    train = [
+        "train",
+        "--task",
+        "counting",
+        "--task-set",
+        "chains=6",
+        "--model",
+        "sheafdeq",
+        "--epochs",
+        "0",
+    ]
     words = random.choice(
         [
-            train, [*train, "--out", "runs"], ["tasks", "show", "counting", "--option", "chains=6"], ["tasks"], ["models", "gcn"],
-            ["tables", "all", "--results", "run"], ["diagnose", "run", "--iterations", "2", "--no-spectrum", "--graph", "all"],
-            ["figures", "--results", ".", "--out", "drawn"], ["sweep", "status", "smoke", "--out", "runs"], ["sweep", "list"],
-            ["settle", "run", "--out", "runs", "--stage", "epochs=0"], ["certify", "run", "--effort", "quick", "--graph", "0"], ["doctor"],
+            train,
+            [*train, "--out", "runs"],
+            ["tasks", "show", "counting", "--option", "chains=6"],
+            ["tasks"],
+            ["models", "gcn"],
+            ["tables", "all", "--results", "run"],
+            ["diagnose", "run", "--iterations", "2", "--no-spectrum", "--graph", "all"],
+            ["figures", "--results", ".", "--out", "drawn"],
+            ["sweep", "status", "smoke", "--out", "runs"],
+            ["sweep", "list"],
+            ["settle", "run", "--out", "runs", "--stage", "epochs=0"],
+            ["certify", "run", "--effort", "quick", "--graph", "0"],
+            ["doctor"],
         ]
-    ).copy()  # fmt: skip
+    ).copy()
     for _ in range(random.randrange(3)):
         word = random.choice(
-            ["--seed", "--epochs", "--level", "--threads", "--out", "--set", "--config", "--json", "--npz", "--damping", "--nothing", "-x"]
+            [
+                "--seed",
+                "--epochs",
+                "--level",
+                "--threads",
+                "--out",
+                "--set",
+                "--config",
+                "--json",
+                "--npz",
+                "--damping",
+                "--nothing",
+                "-x",
+            ]
         )
-        value = random.choice(["file", "file/below", "n" * 300, "shift=abc", "=", "a=b", "é", *WORDS[:-1], *map(str, NUMBERS[5:])])
-        if word in ("--out", "--config", "--npz"):  # where to write is the user's to say: stay at home
-            value = random.choice(["file", "file/below", "n" * 300, "run", "new", "run/record.json"])
+        value = random.choice(
+            [
+                "file",
+                "file/below",
+                "n" * 300,
+                "shift=abc",
+                "=",
+                "a=b",
+                "é",
+                *WORDS[:-1],
+                *map(str, NUMBERS[5:]),
+            ]
+        )
+        # where to write is the user's to say: stay at home
+        if word in ("--out", "--config", "--npz"):
+            value = random.choice(
+                ["file", "file/below", "n" * 300, "run", "new", "run/record.json"]
+            )
         if random.random() < 0.5:
             words += [word, value]
         else:
@@ -433,7 +668,19 @@ def _tensor(random: Random, good: Any) -> Any:
 
     guise = random.randrange(16)
     if guise == 0:
-        return good.to(random.choice([torch.int8, torch.int32, torch.float16, torch.bfloat16, torch.float64, torch.bool, torch.complex64]))
+        return good.to(
+            random.choice(
+                [
+                    torch.int8,
+                    torch.int32,
+                    torch.float16,
+                    torch.bfloat16,
+                    torch.float64,
+                    torch.bool,
+                    torch.complex64,
+                ]
+            )
+        )
     if guise == 1:
         return good.flatten()
     if guise == 2:
@@ -449,7 +696,11 @@ def _tensor(random: Random, good: Any) -> Any:
     if guise == 7:
         return good.as_subclass(type("Odd", (torch.Tensor,), {}))
     if guise == 8 and good.is_floating_point():
-        return torch.complex(torch.zeros_like(good), good).conj().imag if good.dtype == torch.float32 else -good
+        return (
+            torch.complex(torch.zeros_like(good), good).conj().imag
+            if good.dtype == torch.float32
+            else -good
+        )
     if guise == 9:
         return good.to_sparse() if good.dim() == 2 else good[None]
     if guise == 10:
@@ -474,9 +725,20 @@ def native(random: Random, folder: Path) -> None:
     n, e = random.choice([0, 1, 6, 40]), random.choice([0, 1, 30])
     e = e if n else 0
     edge_dim = random.choice([None, 2])
-    name = random.choice(["sheafdeq", "strong-sheaf", "sheaf-cascade", "graph-attn-deq", "strong-attention", "sheaf-relay"])
+    name = random.choice(
+        [
+            "sheafdeq",
+            "strong-sheaf",
+            "sheaf-cascade",
+            "graph-attn-deq",
+            "strong-attention",
+            "sheaf-relay",
+        ]
+    )
     shape = Shape(3, 2, edge_dim, random.choice([1, 2, 3, 5]), random.choice([1, 4, 16]), 3)
-    model = build_model(name, shape, **({"levels": 2, "level_steps": 2} if name == "sheaf-cascade" else {}))
+    model = build_model(
+        name, shape, **({"levels": 2, "level_steps": 2} if name == "sheaf-cascade" else {})
+    )
     x = torch.randn(n, 3, generator=generator)
     edge_index = torch.randint(0, max(n, 1), (2, e), generator=generator)
     edge_attr = torch.rand(e, 2, generator=generator) if edge_dim else None
@@ -486,7 +748,9 @@ def native(random: Random, folder: Path) -> None:
         place = random.randrange(4)
         if parts[place] is not None:
             part = parts[place]
-            simple = type(part) is torch.Tensor and part.layout is torch.strided and not part.is_meta
+            simple = (
+                type(part) is torch.Tensor and part.layout is torch.strided and not part.is_meta
+            )
             parts[place] = _tensor(random, part) if simple else part
     output = model(*parts)
     if output.shape != (n, 2):
@@ -503,26 +767,54 @@ def layouts(random: Random, folder: Path) -> None:
     from sheafdeq.kernels import EdgeLayout, Layers, Tables, sheaf_propagate
 
     generator = torch.Generator().manual_seed(random.randrange(2**31))
-    n, e, d, q, h = random.choice([1, 5, 20]), random.choice([0, 3, 40]), random.choice([1, 2, 3]), random.choice([1, 4]), 4
+    n, e, d, q, h = (
+        random.choice([1, 5, 20]),
+        random.choice([0, 3, 40]),
+        random.choice([1, 2, 3]),
+        random.choice([1, 4]),
+        4,
+    )
     target = torch.sort(torch.randint(0, n, (e,), generator=generator)).values
-    pointer = torch.cat([torch.zeros(1, dtype=torch.int64), torch.bincount(target, minlength=n).cumsum(0)])
-    parts = [torch.randint(0, n, (e,), generator=generator), pointer, torch.rand(e, generator=generator), torch.ones(n)]
+    pointer = torch.cat(
+        [torch.zeros(1, dtype=torch.int64), torch.bincount(target, minlength=n).cumsum(0)]
+    )
+    parts = [
+        torch.randint(0, n, (e,), generator=generator),
+        pointer,
+        torch.rand(e, generator=generator),
+        torch.ones(n),
+    ]
     for _ in range(random.randrange(2)):
         place = random.randrange(4)
         part = parts[place]
-        parts[place] = random.choice([part[:-1], part + 1, part * -1, part.double(), part * 10**12, part.flip(0), part[None]])
+        parts[place] = random.choice(
+            [part[:-1], part + 1, part * -1, part.double(), part * 10**12, part.flip(0), part[None]]
+        )
     sources = random.choice([n] * 9 + [0, n + 3, -1, 2**40])
     edges = EdgeLayout.build(parts[0], parts[1], parts[2], parts[3], sources)
     rows = max(0, min(sources, 100))
 
     def draw(*shape: int) -> Any:
         tensor = torch.randn(*shape, generator=generator)
-        return tensor if random.random() < 0.95 else random.choice([tensor[..., :-1], tensor.double(), tensor.T, tensor[:0]])
+        return (
+            tensor
+            if random.random() < 0.95
+            else random.choice([tensor[..., :-1], tensor.double(), tensor.T, tensor[:0]])
+        )
 
     second = Layers(
-        source_weight=draw(d * d, h), source_bias=draw(d * d), target_weight=draw(d * d, h), target_bias=draw(d * d)
+        source_weight=draw(d * d, h),
+        source_bias=draw(d * d),
+        target_weight=draw(d * d, h),
+        target_bias=draw(d * d),
     )
-    tables = Tables(draw(rows, 2 * h), draw(n, 2 * h), random.choice([None, draw(e, 2 * h)]), draw(rows, d * q), draw(n, d * q))
+    tables = Tables(
+        draw(rows, 2 * h),
+        draw(n, 2 * h),
+        random.choice([None, draw(e, 2 * h)]),
+        draw(rows, d * q),
+        draw(n, d * q),
+    )
     sheaf_propagate(tables, second, edges, d, q)
 
 
@@ -545,7 +837,8 @@ PREPARED_TARGETS = {"record", "figure", "checkpoint", "command"}
 """Those that damage what :func:`prepare` made."""
 
 
-# ---------------------------------------------------------------------- doors that must be found open
+# ---------------------------------------------------------------------- doors that must be found
+# open
 
 
 def _unpickles(random: Random, folder: Path) -> None:
@@ -589,4 +882,5 @@ BROKEN: dict[str, Target] = {
     "broken-unnamed": _unnamed,
     "broken-hangs": _hangs,
 }
-"""Deliberately broken loaders, each with one fault the fuzzer must find; never part of a campaign of its own."""
+"""Deliberately broken loaders, each with one fault the fuzzer must find; never part of a campaign
+of its own."""

@@ -1,4 +1,5 @@
-"""One process that tries cases one by one: a line with a case comes in, a line with its outcome goes out."""
+"""One process that tries cases one by one: a line with a case comes in, a line with its outcome
+goes out."""
 
 from __future__ import annotations
 
@@ -37,7 +38,12 @@ def attempt(target: Any, seed: str, folder: Path, guard: Guard | None = None) ->
     failure, outcome = None, "result"
     said = io.StringIO()
     try:
-        with watch, warnings.catch_warnings(), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        with (
+            watch,
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(said),
+            contextlib.redirect_stderr(said),
+        ):
             warnings.simplefilter("ignore")
             target(random.Random(seed), folder)
     except SheafDEQError as error:
@@ -48,18 +54,26 @@ def attempt(target: Any, seed: str, folder: Path, guard: Guard | None = None) ->
         raise
     except BaseException as error:  # what is not named is what is looked for
         last = traceback.extract_tb(error.__traceback__)[-1]
-        failure = f"{type(error).__name__}: {str(error)[:300]} ({Path(last.filename).name}:{last.lineno})"
+        failure = (
+            f"{type(error).__name__}: {str(error)[:300]} ({Path(last.filename).name}:{last.lineno})"
+        )
     if failure is None and guard is not None and guard.violations:
         failure = f"violation, swallowed: {guard.violations[0]}"
     seconds = time.perf_counter() - begun
-    return {"outcome": "failed" if failure else outcome, "failure": failure, "seconds": round(seconds, 4)}
+    return {
+        "outcome": "failed" if failure else outcome,
+        "failure": failure,
+        "seconds": round(seconds, 4),
+    }
 
 
 def limit_memory() -> None:
     """Allocations beyond ``MEMORY`` fail from now on."""
     with contextlib.suppress(OSError, ValueError):
         status = Path("/proc/self/status").read_text()
-        held = 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmData")))
+        held = 1024 * int(
+            next(line.split()[1] for line in status.splitlines() if line.startswith("VmData"))
+        )
         resource.setrlimit(resource.RLIMIT_DATA, (held + MEMORY, resource.RLIM_INFINITY))
 
 
@@ -69,7 +83,8 @@ def peak_megabytes() -> float:
 
 
 def main() -> int:
-    """Read cases from standard input until it ends; the arguments name the targets that will come."""
+    """Read cases from standard input until it ends; the arguments name the targets that will
+    come."""
     chosen = sys.argv[1:]
     sys.dont_write_bytecode = True
     channel = os.fdopen(os.dup(1), "w")  # what a case prints must not mix with the answers

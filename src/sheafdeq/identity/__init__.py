@@ -6,7 +6,8 @@ certificate, kernel). A role is given by Python objects: a class, a builder. Wha
 means is its definition and, through the names it uses, the definitions those names stand for, in
 this package and in a user's own modules:
 
-    digest(d) = SHA-256( normal form of d, {(name, digest of what the name means)} )  (``definitions.py``)
+    digest(d) = SHA-256( normal form of d, {(name, digest of what the name means)} )
+    (``definitions.py``)
 
 Files and modules have no part in it. A module may be renamed, moved, split or merged, and import
 statements rewritten, and the digest stays; so it does when comments, docstrings, type hints or the

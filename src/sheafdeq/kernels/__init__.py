@@ -1,4 +1,5 @@
-"""Fused kernels: native C++ where it is built, the same functions in plain PyTorch everywhere else."""
+"""Fused kernels: native C++ where it is built, the same functions in plain PyTorch everywhere
+else."""
 
 from sheafdeq.kernels.edge_step import (
     Layers,

@@ -1,22 +1,27 @@
-"""A small matrix on every edge and node: generated once, multiplied with many times. The native functions.
+"""A small matrix on every edge and node: generated once, multiplied with many times. The native
+functions.
 
-For a stored edge e = (u -> v), stalk dimension d and first-layer products A (sources), B (targets) and E (edges),
+For a stored edge e = (u -> v), stalk dimension d and first-layer products A (sources), B (targets)
+and E (edges),
 
     hidden_e = relu(A_u + B_v + E_e)                                    (h)
-    raw_e    = W hidden_e + b                                           (2 d d: source map | target map)
-    F        = raw / sqrt(|raw|_F^2 + softening^2)
-    block_e  = w_e F_tgt^T F_src,       diagonal_v = I + (sign / deg_v) sum_e F_tgt^T F_tgt
+    raw_e    = W hidden_e + b                                           (2 d d: source map | target
+    map) F        = raw / sqrt(|raw|_F^2 + softening^2) block_e  = w_e F_tgt^T F_src,
+    diagonal_v = I + (sign / deg_v) sum_e F_tgt^T F_tgt
 
     (A Y)_v  = diagonal_v Y_v + sum_e block_e Y_u
 
-:func:`native_blocks` generates and :func:`native_product` multiplies. :func:`native_split_blocks` generates the two nonnegative
-parts (S + A)/2 and (S - A)/2 of F = M tanh(raw / 2) with sizes M >= 0 and their majorant S, and :func:`native_gated_step` computes
+:func:`native_blocks` generates and :func:`native_product` multiplies. :func:`native_split_blocks`
+generates the two nonnegative
+parts (S + A)/2 and (S - A)/2 of F = M tanh(raw / 2) with sizes M >= 0 and their majorant S, and
+:func:`native_gated_step` computes
 
     T = base + gate(y+, y-),     y+ = A+ X+ + A- X-,     y- = A+ X- + A- X+
 
-from nonnegative X+-, with A+- those two parts or the positive and negative entries of one A: sums of nonnegative terms, in one pass
-over the edges. Blocks and their gradients have d d entries an edge; nothing of size (edges x channels) is made. They serve what
-``native_serves`` accepts, up to d = 16, and can be differentiated once; ``sheafdeq.models.blocks`` chooses between them and PyTorch.
+from nonnegative X+-, with A+- those two parts or the positive and negative entries of one A: sums
+of nonnegative terms, in one pass over the edges. Blocks and their gradients have d d entries an
+edge; nothing of size (edges x channels) is made. They serve what ``native_serves`` accepts, up to d
+= 16, and can be differentiated once; ``sheafdeq.models.blocks`` chooses between them and PyTorch.
 Results are bitwise equal from run to run for a given number of threads.
 """
 
@@ -35,7 +40,14 @@ from sheafdeq.kernels.layout import EdgeLayout
 from sheafdeq.kernels.native_module import native_module
 from sheafdeq.threads import thread_count
 
-__all__ = ["GATE_CODES", "native_blocks", "native_gated_step", "native_product", "native_split_blocks", "padded_width"]
+__all__ = [
+    "GATE_CODES",
+    "native_blocks",
+    "native_gated_step",
+    "native_product",
+    "native_split_blocks",
+    "padded_width",
+]
 
 GATE_CODES = {"tanh": 1, "rational": 2, "balance": 3}
 """Gates the kernel applies itself, by the name in :data:`sheafdeq.models.split.GATES`."""
@@ -59,12 +71,27 @@ def native_blocks(
     sign: float,
     softening: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Blocks (e, d*d) and diagonal (n, d*d) of the module's equations; ``edge_weight`` is w and gets no gradient.
+    """Blocks (e, d*d) and diagonal (n, d*d) of the module's equations; ``edge_weight`` is w and
+    gets no gradient.
 
-    ``source_hidden`` (m, h), ``target_hidden`` (n, h), ``edge_hidden`` (e, h) or None, ``weight`` (2 d d, h), ``bias`` (2 d d,).
+    ``source_hidden`` (m, h), ``target_hidden`` (n, h), ``edge_hidden`` (e, h) or None, ``weight``
+    (2 d d, h), ``bias`` (2 d d,).
     """
-    _check_generator(source_hidden, target_hidden, edge_hidden, weight, bias, None, edge_weight, edges)
-    return _Blocks.apply(source_hidden, target_hidden, edge_hidden, weight, bias, None, edge_weight, edges, sign, softening)
+    _check_generator(
+        source_hidden, target_hidden, edge_hidden, weight, bias, None, edge_weight, edges
+    )
+    return _Blocks.apply(
+        source_hidden,
+        target_hidden,
+        edge_hidden,
+        weight,
+        bias,
+        None,
+        edge_weight,
+        edges,
+        sign,
+        softening,
+    )
 
 
 def native_split_blocks(
@@ -79,9 +106,23 @@ def native_split_blocks(
     *,
     sign: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(S + A)/2 as blocks (e, d*d) and diagonal (n, d*d), then (S - A)/2; ``sizes`` (e, 2 d d), the rest as above."""
-    _check_generator(source_hidden, target_hidden, edge_hidden, weight, bias, sizes, edge_weight, edges)
-    return _Blocks.apply(source_hidden, target_hidden, edge_hidden, weight, bias, sizes, edge_weight, edges, sign, 0.0)
+    """(S + A)/2 as blocks (e, d*d) and diagonal (n, d*d), then (S - A)/2; ``sizes`` (e, 2 d d), the
+    rest as above."""
+    _check_generator(
+        source_hidden, target_hidden, edge_hidden, weight, bias, sizes, edge_weight, edges
+    )
+    return _Blocks.apply(
+        source_hidden,
+        target_hidden,
+        edge_hidden,
+        weight,
+        bias,
+        sizes,
+        edge_weight,
+        edges,
+        sign,
+        0.0,
+    )
 
 
 def _check_generator(
@@ -114,7 +155,14 @@ def native_product(blocks: Tensor, diagonal: Tensor, values: Tensor, edges: Edge
     wide = padded_width(q, values.dtype)
     table = functional.pad(values, (0, wide - q)) if wide != q else values
     out = _Product.apply(
-        table.reshape(n, d * wide), blocks.reshape(-1, d * d), diagonal.reshape(-1, d * d), None, None, None, edges, (d, wide, 1, 0, 0.0)
+        table.reshape(n, d * wide),
+        blocks.reshape(-1, d * d),
+        diagonal.reshape(-1, d * d),
+        None,
+        None,
+        None,
+        edges,
+        (d, wide, 1, 0, 0.0),
     )
     return out.view(n, d, wide)[..., :q]
 
@@ -132,7 +180,8 @@ def native_gated_step(
     """base + gate(y+, y-), (n, d*q).
 
     Args:
-        values: (n, d, 2*w) X+ | X- in every row, nonnegative, w = :func:`padded_width` of q, zeros from q to w.
+        values: (n, d, 2*w) X+ | X- in every row, nonnegative, w = :func:`padded_width` of q, zeros
+            from q to w.
         base: (n, d*q).
         blocks: (e, d, d) A, or A+ with ``minus``.
         diagonal: (n, d, d), likewise.
@@ -146,12 +195,17 @@ def native_gated_step(
     _check(values, ("blocks", blocks, (e, d, d)), ("diagonal", diagonal, (n, d, d)))
     minus_blocks = minus_diagonal = None
     if minus is not None:
-        _check(values, ("minus blocks", minus[0], (e, d, d)), ("minus diagonal", minus[1], (n, d, d)))
+        _check(
+            values, ("minus blocks", minus[0], (e, d, d)), ("minus diagonal", minus[1], (n, d, d))
+        )
         minus_blocks, minus_diagonal = (part.reshape(-1, squared) for part in minus)
     q = base.shape[1] // d
     _check(values, ("base", base, (n, d * q)))
     if twice != 2 * padded_width(q, values.dtype):
-        raise InputError(f"values must have {2 * padded_width(q, values.dtype)} entries in each of its {d} rows, got {twice}")
+        raise InputError(
+            f"values must have {2 * padded_width(q, values.dtype)} entries in each "
+            f"of its {d} rows, got {twice}"
+        )
     options = (d, twice // 2, 2, GATE_CODES[gate], floor)
     return _Product.apply(
         values.reshape(n, d * twice),
@@ -172,7 +226,10 @@ def _check(like: Tensor, *expected: tuple[str, Tensor | None, tuple[int, ...]]) 
         if tensor.shape != shape:
             raise InputError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
         if tensor.dtype != like.dtype or tensor.device != like.device:
-            raise InputError(f"{name} is {tensor.dtype} on {tensor.device}, the others {like.dtype} on {like.device}: convert one")
+            raise InputError(
+                f"{name} is {tensor.dtype} on {tensor.device}, the others "
+                f"{like.dtype} on {like.device}: convert one"
+            )
 
 
 def _function(name: str, dtype: torch.dtype) -> Any:
@@ -212,7 +269,9 @@ class _Blocks(torch.autograd.Function):
         softening: float,
     ) -> tuple[Tensor, ...]:
         squared, rows = weight.shape[0] // 2, (edges.num_edges, edges.num_targets)
-        results = [weight.new_empty(count, squared) for count in (rows if sizes is None else rows + rows)]
+        results = [
+            weight.new_empty(count, squared) for count in (rows if sizes is None else rows + rows)
+        ]
         tensors = (source_hidden, target_hidden, edge_hidden, weight, bias, sizes, edge_weight)
         arguments = _block_arguments(tensors, edges, sign, softening)
         places = results if sizes is not None else [*results, None, None]
@@ -233,7 +292,11 @@ class _Blocks(torch.autograd.Function):
         source_grad = weight.new_empty(m + edges.native.ghosts(threads), hidden)
         target_grad = weight.new_empty(edges.num_targets, hidden)
         edge_grad = weight.new_empty(edges.num_edges, hidden) if ctx.needs_input_grad[2] else None
-        sizes_grad = torch.empty_like(sizes, memory_format=torch.contiguous_format) if ctx.needs_input_grad[5] else None
+        sizes_grad = (
+            torch.empty_like(sizes, memory_format=torch.contiguous_format)
+            if ctx.needs_input_grad[5]
+            else None
+        )
         parameter_grad = weight.new_empty(outputs * (hidden + 1))
         _function("map_backward", weight.dtype)(
             *_block_arguments(tensors, edges, sign, softening),
@@ -257,7 +320,9 @@ class _Blocks(torch.autograd.Function):
         )
 
 
-def _block_arguments(tensors: Any, edges: EdgeLayout, sign: float, softening: float) -> tuple[Any, ...]:
+def _block_arguments(
+    tensors: Any, edges: EdgeLayout, sign: float, softening: float
+) -> tuple[Any, ...]:
     source_hidden, target_hidden, edge_hidden, weight, bias, sizes, edge_weight = tensors
     outputs, h = weight.shape
     d, hidden = round((outputs // 2) ** 0.5), padded_width(h, weight.dtype)
@@ -283,9 +348,14 @@ class _Product(torch.autograd.Function):
         options: tuple[int, int, int, int, float],
     ) -> Tensor:
         gated = base is not None
-        tensors = [None if t is None else _dense(t) for t in (blocks, diagonal, minus_blocks, minus_diagonal, values)]
+        tensors = [
+            None if t is None else _dense(t)
+            for t in (blocks, diagonal, minus_blocks, minus_diagonal, values)
+        ]
         product = values.new_empty(values.shape) if not gated or any(ctx.needs_input_grad) else None
-        step = None if base is None else torch.empty_like(base, memory_format=torch.contiguous_format)
+        step = (
+            None if base is None else torch.empty_like(base, memory_format=torch.contiguous_format)
+        )
         _function("product_forward", values.dtype)(
             edges.native,
             *options,
@@ -306,7 +376,9 @@ class _Product(torch.autograd.Function):
         values = tensors[4]
         edges, options = ctx.options
         threads = thread_count()
-        _, by_blocks, by_diagonal, by_minus_blocks, by_minus_diagonal, by_base = ctx.needs_input_grad[:6]
+        _, by_blocks, by_diagonal, by_minus_blocks, by_minus_diagonal, by_base = (
+            ctx.needs_input_grad[:6]
+        )
         values_grad = values.new_empty(len(values) + edges.native.ghosts(threads), values.shape[1])
         wanted = (
             by_blocks or by_minus_blocks,
@@ -314,8 +386,18 @@ class _Product(torch.autograd.Function):
             tensors[2] is not None and (by_blocks or by_minus_blocks),
             tensors[3] is not None and (by_diagonal or by_minus_diagonal),
         )
-        gradients = [torch.empty_like(tensor) if want else None for tensor, want in zip(tensors, wanted, strict=False)]
+        gradients = [
+            torch.empty_like(tensor) if want else None
+            for tensor, want in zip(tensors, wanted, strict=False)
+        ]
         _function("product_backward", values.dtype)(
-            edges.native, *options, *tensors, product, _dense(grad), values_grad, *gradients, threads
+            edges.native,
+            *options,
+            *tensors,
+            product,
+            _dense(grad),
+            values_grad,
+            *gradients,
+            threads,
         )
         return (values_grad[: len(values)], *gradients, grad if by_base else None, None, None)

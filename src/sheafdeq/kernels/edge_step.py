@@ -1,17 +1,21 @@
-"""The sheaf step with state-dependent maps: one signature, native when it can be, pure PyTorch otherwise.
+"""The sheaf step with state-dependent maps: one signature, native when it can be, pure PyTorch
+otherwise.
 
-For a stored edge e = (u -> v), with first-layer products A (sources), B (targets, bias included) and E (edges),
+For a stored edge e = (u -> v), with first-layer products A (sources), B (targets, bias included)
+and E (edges),
 
-    hidden_e = relu(A_u + B_v + E_e)                        (2h: source generator | target generator)
-    F_src(e) = Pi(W_src hidden_e[:h] + b_src),   F_tgt(e) = Pi(W_tgt hidden_e[h:] + b_tgt),   Pi(F) = F / ||F||_F
-    P_v = Y_v - (1/deg_v) sum_e F_tgt^T F_tgt Y_v + sum_e w_e F_tgt^T F_src Y_u.
+    hidden_e = relu(A_u + B_v + E_e)                        (2h: source generator | target
+    generator) F_src(e) = Pi(W_src hidden_e[:h] + b_src),   F_tgt(e) = Pi(W_tgt hidden_e[h:] +
+    b_tgt),   Pi(F) = F / ||F||_F P_v = Y_v - (1/deg_v) sum_e F_tgt^T F_tgt Y_v + sum_e w_e F_tgt^T
+    F_src Y_u.
 
 :func:`sheaf_propagate` computes P from the tables; :func:`sheaf_step` computes the whole update
-T(H) = tanh(P) + beta + B from the state, as one differentiable function that saves the state and the tanh and recomputes
-everything on edges: memory O(n c) a step instead of O(e c). ``*_reference`` are the same in plain PyTorch.
+T(H) = tanh(P) + beta + B from the state, as one differentiable function that saves the state and
+the tanh and recomputes everything on edges: memory O(n c) a step instead of O(e c). ``*_reference``
+are the same in plain PyTorch.
 
-The native functions can be differentiated once, in every floating argument. Results are bitwise equal from run to run for a given
-number of threads (``torch.get_num_threads()``).
+The native functions can be differentiated once, in every floating argument. Results are bitwise
+equal from run to run for a given number of threads (``torch.get_num_threads()``).
 """
 
 from __future__ import annotations
@@ -45,16 +49,19 @@ __all__ = [
 ]
 
 NORM_FLOOR = 1e-12
-"""Rows of the state are divided by at least this. A generated map of smaller Frobenius norm counts as zero: it does not propagate
-and passes no gradient (all hidden units of an edge can be dead at once; dividing by a floor would then return a gradient of 1e12)."""
+"""Rows of the state are divided by at least this. A generated map of smaller Frobenius norm counts
+as zero: it does not propagate and passes no gradient (all hidden units of an edge can be dead at
+once; dividing by a floor would then return a gradient of 1e12)."""
 LARGEST_NATIVE_STALK = 16
 ADVISE_BYTES = 32 << 20
-"""Tensors from this size on ask for huge pages. The C library maps them anew every time, and with small pages the system then spends
-longer on page faults than some passes take; smaller ones it keeps and hands out again."""
+"""Tensors from this size on ask for huge pages. The C library maps them anew every time, and with
+small pages the system then spends longer on page faults than some passes take; smaller ones it
+keeps and hands out again."""
 
 
 class Layers(NamedTuple):
-    """One layer of both generators: source maps and target maps, each weight (rows, inputs) and bias (rows,)."""
+    """One layer of both generators: source maps and target maps, each weight (rows, inputs) and
+    bias (rows,)."""
 
     source_weight: Tensor
     source_bias: Tensor
@@ -75,8 +82,9 @@ class Tables(NamedTuple):
 class StepWeights(NamedTuple):
     """The parameters of a step.
 
-    ``first`` (h, 2c + d_e) reads source state, target state and edge features; columns from 2c on are not read here (the step's
-    ``edge_hidden`` carries their product) and get a zero gradient. ``second`` (d*d, h) gives the maps.
+    ``first`` (h, 2c + d_e) reads source state, target state and edge features; columns from 2c on
+    are not read here (the step's ``edge_hidden`` carries their product) and get a zero gradient.
+    ``second`` (d*d, h) gives the maps.
     """
 
     first: Layers
@@ -86,7 +94,8 @@ class StepWeights(NamedTuple):
 
     @property
     def flat(self) -> tuple[Tensor, ...]:
-        """The ten tensors, in the order in which the native step takes them and returns their gradients."""
+        """The ten tensors, in the order in which the native step takes them and returns their
+        gradients."""
         return (*self.first, *self.second, self.stalk_mixing, self.channel_mixing)
 
     @staticmethod
@@ -97,8 +106,9 @@ class StepWeights(NamedTuple):
 
 @dataclass(frozen=True)
 class StepOptions:
-    """What does not carry a gradient: ``shift`` beta, ``norm_order`` p of the row normalisation (the native step is used for
-    p = 2), ``pre_norm`` whether rows are normalised at all before the generators, the ``edges`` of a whole graph, and d and q."""
+    """What does not carry a gradient: ``shift`` beta, ``norm_order`` p of the row normalisation
+    (the native step is used for p = 2), ``pre_norm`` whether rows are normalised at all before the
+    generators, the ``edges`` of a whole graph, and d and q."""
 
     shift: float
     norm_order: float
@@ -112,7 +122,8 @@ class StepOptions:
 
 
 def sheaf_propagate(tables: Tables, second: Layers, edges: EdgeLayout, d: int, q: int) -> Tensor:
-    """P (n, d*q) of the module's equation, from tables and the second layers (d*d, h); m and n are those of ``edges``."""
+    """P (n, d*q) of the module's equation, from tables and the second layers (d*d, h); m and n are
+    those of ``edges``."""
     tables, second = _plain(tables), _plain(second)
     _check_tables(tables, second, edges, d, q)
     if native_serves(tables.own_values) and d <= LARGEST_NATIVE_STALK:
@@ -120,17 +131,30 @@ def sheaf_propagate(tables: Tables, second: Layers, edges: EdgeLayout, d: int, q
     return sheaf_propagate_reference(tables, second, edges, d, q)
 
 
-def sheaf_propagate_reference(tables: Tables, second: Layers, edges: EdgeLayout, d: int, q: int) -> Tensor:
-    """:func:`sheaf_propagate` in plain PyTorch, on any device and differentiable any number of times."""
+def sheaf_propagate_reference(
+    tables: Tables, second: Layers, edges: EdgeLayout, d: int, q: int
+) -> Tensor:
+    """:func:`sheaf_propagate` in plain PyTorch, on any device and differentiable any number of
+    times."""
     h = second.source_weight.shape[1]
-    hidden = tables.source_hidden.index_select(0, edges.source) + tables.target_hidden.index_select(0, edges.target)
+    hidden = tables.source_hidden.index_select(0, edges.source) + tables.target_hidden.index_select(
+        0, edges.target
+    )
     if tables.edge_hidden is not None:
         hidden = hidden + tables.edge_hidden
     hidden = hidden.relu()
-    source_maps = unit_or_zero(functional.linear(hidden[:, :h], second.source_weight, second.source_bias)).view(-1, d, d)
-    target_maps = unit_or_zero(functional.linear(hidden[:, h:], second.target_weight, second.target_bias)).view(-1, d, d)
+    source_maps = unit_or_zero(
+        functional.linear(hidden[:, :h], second.source_weight, second.source_bias)
+    ).view(-1, d, d)
+    target_maps = unit_or_zero(
+        functional.linear(hidden[:, h:], second.target_weight, second.target_bias)
+    ).view(-1, d, d)
     own = tables.own_values.view(-1, d, q)
-    gram = target_maps.transpose(1, 2) @ target_maps / edges.degree.to(own.dtype)[edges.target, None, None]
+    gram = (
+        target_maps.transpose(1, 2)
+        @ target_maps
+        / edges.degree.to(own.dtype)[edges.target, None, None]
+    )
     diagonal = gram.new_zeros(edges.num_targets, d, d).index_add(0, edges.target, gram)
     blocks = target_maps.transpose(1, 2) @ source_maps * edges.weight.to(own.dtype)[:, None, None]
     messages = blocks @ tables.source_values.view(-1, d, q).index_select(0, edges.source)
@@ -138,7 +162,8 @@ def sheaf_propagate_reference(tables: Tables, second: Layers, edges: EdgeLayout,
 
 
 def taming_factor(peak: Tensor) -> Tensor:
-    """One, or a power of two that keeps squares of numbers up to ``peak`` finite; normalised results do not change by a bit.
+    """One, or a power of two that keeps squares of numbers up to ``peak`` finite; normalised
+    results do not change by a bit.
 
     Applied only where a norm is so large that it stays far above every floor afterwards.
     """
@@ -148,13 +173,16 @@ def taming_factor(peak: Tensor) -> Tensor:
 
 
 def unit_or_zero(rows: Tensor) -> Tensor:
-    """Rows of unit Euclidean norm; rows of norm below :data:`NORM_FLOOR` are zero and pass no gradient."""
+    """Rows of unit Euclidean norm; rows of norm below :data:`NORM_FLOOR` are zero and pass no
+    gradient."""
     if rows.numel():
         rows = rows * taming_factor(rows.detach().abs().amax(1, keepdim=True))
     norm = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     # ~(norm < floor) keeps NaN alive
     alive = ~(norm < NORM_FLOOR)
-    return torch.where(alive, rows / torch.where(alive, norm, torch.ones_like(norm)), torch.zeros_like(rows))
+    return torch.where(
+        alive, rows / torch.where(alive, norm, torch.ones_like(norm)), torch.zeros_like(rows)
+    )
 
 
 Group = TypeVar("Group", bound="tuple[Any, ...]")
@@ -162,7 +190,10 @@ Group = TypeVar("Group", bound="tuple[Any, ...]")
 
 def _plain(group: Group) -> Group:
     """The same tuple of plain tensors; Nones stay."""
-    parts: list[Any] = [None if tensor is None else plain_tensor(tensor, "an argument of the step") for tensor in group]
+    parts: list[Any] = [
+        None if tensor is None else plain_tensor(tensor, "an argument of the step")
+        for tensor in group
+    ]
     return type(group)(*parts) if hasattr(group, "_fields") else tuple(parts)  # type: ignore[return-value]
 
 
@@ -183,7 +214,9 @@ def _check_tables(tables: Tables, second: Layers, edges: EdgeLayout, d: int, q: 
 
 def _check_layers(name: str, layers: Layers, rows: int, inputs: int, like: Tensor) -> None:
     for part, tensor in layers._asdict().items():
-        _check(f"{name} {part}", tensor, (rows, inputs) if part.endswith("weight") else (rows,), like)
+        _check(
+            f"{name} {part}", tensor, (rows, inputs) if part.endswith("weight") else (rows,), like
+        )
 
 
 def _check(name: str, tensor: Tensor | None, shape: tuple[int, ...], like: Tensor) -> None:
@@ -192,7 +225,10 @@ def _check(name: str, tensor: Tensor | None, shape: tuple[int, ...], like: Tenso
     if tensor.shape != shape:
         raise InputError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
     if tensor.dtype != like.dtype or tensor.device != like.device:
-        raise InputError(f"{name} is {tensor.dtype} on {tensor.device}, the state {like.dtype} on {like.device}: convert one")
+        raise InputError(
+            f"{name} is {tensor.dtype} on {tensor.device}, the state {like.dtype} on "
+            f"{like.device}: convert one"
+        )
 
 
 class _Native:
@@ -228,12 +264,15 @@ class _Native:
 
 
 def _pad(tensor: Tensor, parts: int, width: int) -> Tensor:
-    """Every one of ``parts`` equal parts of the rows padded with zeros to ``width``; rows contiguous, detached."""
+    """Every one of ``parts`` equal parts of the rows padded with zeros to ``width``; rows
+    contiguous, detached."""
     tensor = tensor.detach()
     part = tensor.shape[-1] // parts
     if part == width:
         return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
-    return functional.pad(tensor.reshape(-1, parts, part), (0, width - part)).view(-1, parts * width)
+    return functional.pad(tensor.reshape(-1, parts, part), (0, width - part)).view(
+        -1, parts * width
+    )
 
 
 def _cut(tensor: Tensor, parts: int, width: int) -> Tensor:
@@ -245,7 +284,8 @@ def _cut(tensor: Tensor, parts: int, width: int) -> Tensor:
 
 
 class _Propagate(torch.autograd.Function):
-    """The native edge pass; saves its arguments, keeps nothing of size e, recomputes in backward."""
+    """The native edge pass; saves its arguments, keeps nothing of size e, recomputes in
+    backward."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
@@ -261,11 +301,20 @@ class _Propagate(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         native, grad = _Native(grad.dtype), plain_tensor(grad, "the gradient")
-        gradients = _edge_backward(native, ctx.saved_tensors, ctx.edges, ctx.d, ctx.q, _pad(grad, ctx.d, native.padded(ctx.q)))
+        gradients = _edge_backward(
+            native,
+            ctx.saved_tensors,
+            ctx.edges,
+            ctx.d,
+            ctx.q,
+            _pad(grad, ctx.d, native.padded(ctx.q)),
+        )
         return (*gradients, None, None, None)
 
 
-def _edge_arguments(native: _Native, tensors: Any, edges: EdgeLayout, d: int, q: int) -> tuple[Any, ...]:
+def _edge_arguments(
+    native: _Native, tensors: Any, edges: EdgeLayout, d: int, q: int
+) -> tuple[Any, ...]:
     tables, second = Tables(*tensors[:5]), Layers(*tensors[5:])
     h = second.source_weight.shape[1]
     hidden, channels = native.padded(h), native.padded(q)
@@ -286,7 +335,9 @@ def _edge_arguments(native: _Native, tensors: Any, edges: EdgeLayout, d: int, q:
     )
 
 
-def _edge_backward(native: _Native, tensors: Any, edges: EdgeLayout, d: int, q: int, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _edge_backward(
+    native: _Native, tensors: Any, edges: EdgeLayout, d: int, q: int, grad: Tensor
+) -> tuple[Tensor | None, ...]:
     """Gradients of the nine tensors of :func:`sheaf_propagate`."""
     h = tensors[5].shape[1]
     hidden, channels = native.padded(h), native.padded(q)
@@ -326,8 +377,15 @@ def _edge_backward(native: _Native, tensors: Any, edges: EdgeLayout, d: int, q: 
 # ---------------------------------------------------------------------- the whole step
 
 
-def sheaf_step(state: Tensor, drive: Tensor, weights: StepWeights, edge_hidden: Tensor | None, options: StepOptions) -> Tensor:
-    """T(H) = tanh(P_{F(Z)} Y) + beta + B, with Z the row-normalised state and Y_v = W_1 H_v W_2; (n, c) -> (n, c).
+def sheaf_step(
+    state: Tensor,
+    drive: Tensor,
+    weights: StepWeights,
+    edge_hidden: Tensor | None,
+    options: StepOptions,
+) -> Tensor:
+    """T(H) = tanh(P_{F(Z)} Y) + beta + B, with Z the row-normalised state and Y_v = W_1 H_v W_2;
+    (n, c) -> (n, c).
 
     Args:
         state: (n, c) H, c = d*q, each row d stalk coordinates of q channels.
@@ -348,14 +406,23 @@ def sheaf_step(state: Tensor, drive: Tensor, weights: StepWeights, edge_hidden: 
 
 
 def sheaf_step_reference(
-    state: Tensor, drive: Tensor, weights: StepWeights, edge_hidden: Tensor | None, options: StepOptions
+    state: Tensor,
+    drive: Tensor,
+    weights: StepWeights,
+    edge_hidden: Tensor | None,
+    options: StepOptions,
 ) -> Tensor:
     """:func:`sheaf_step` in plain PyTorch, on any device and differentiable any number of times."""
     return _step(sheaf_propagate_reference, state, drive, weights, edge_hidden, options)
 
 
 def _step(
-    propagate: Any, state: Tensor, drive: Tensor, weights: StepWeights, edge_hidden: Tensor | None, options: StepOptions
+    propagate: Any,
+    state: Tensor,
+    drive: Tensor,
+    weights: StepWeights,
+    edge_hidden: Tensor | None,
+    options: StepOptions,
 ) -> Tensor:
     """The step around either propagation."""
     d, q = options.d, options.q
@@ -369,19 +436,31 @@ def _step(
     bias = torch.cat([weights.first.source_bias, weights.first.target_bias])
     values = (weights.stalk_mixing @ rows @ weights.channel_mixing).view_as(state)
     tables = Tables(
-        normalised @ first[:, :c].T, functional.linear(normalised, first[:, c : 2 * c], bias), edge_hidden, values, values
+        normalised @ first[:, :c].T,
+        functional.linear(normalised, first[:, c : 2 * c], bias),
+        edge_hidden,
+        values,
+        values,
     )
-    return torch.tanh(propagate(tables, weights.second, options.edges, d, q)) + options.shift + drive
+    return (
+        torch.tanh(propagate(tables, weights.second, options.edges, d, q)) + options.shift + drive
+    )
 
 
 def _check_step(
-    state: Tensor, drive: Tensor, weights: StepWeights, edge_hidden: Tensor | None, options: StepOptions
+    state: Tensor,
+    drive: Tensor,
+    weights: StepWeights,
+    edge_hidden: Tensor | None,
+    options: StepOptions,
 ) -> None:
     edges, d, q = options.edges, options.d, options.q
     n, c = edges.num_targets, d * q
     h, inputs = weights.first.source_weight.shape
     if edges.num_sources != n:
-        raise InputError(f"a step needs as many sources as targets, got {edges.num_sources} and {n}")
+        raise InputError(
+            f"a step needs as many sources as targets, got {edges.num_sources} and {n}"
+        )
     if inputs < 2 * c:
         raise InputError(f"first source_weight must have at least {2 * c} columns, got {inputs}")
     for name, tensor, shape in (
@@ -455,7 +534,9 @@ class _Step(torch.autograd.Function):
         gradients: list[Tensor | None] = [None] * len(parameters)
         if parameter_grad is not None:
             parts = parameter_grad.split(sizes)
-            gradients = [part.view_as(parameter) for part, parameter in zip(parts, parameters, strict=True)]
+            gradients = [
+                part.view_as(parameter) for part, parameter in zip(parts, parameters, strict=True)
+            ]
         if edge_hidden_grad is not None:
             edge_hidden_grad = _cut(edge_hidden_grad, 2, h)
         return (state_grad, grad, *gradients, edge_hidden_grad, None)

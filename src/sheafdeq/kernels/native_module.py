@@ -21,14 +21,16 @@ __all__ = ["native_available", "native_description", "native_module", "native_se
 
 KERNEL_VARIABLE = "SHEAFDEQ_KERNEL"
 INTERFACE = 2
-"""Of the calls into the extension; an extension built from older sources has another one and is not used."""
+"""Of the calls into the extension; an extension built from older sources has another one and is not
+used."""
 _KERNELS = ("native", "reference")
 _choice: ContextVar[str | None] = ContextVar("sheafdeq_kernel", default=None)
 
 
 @cache
 def native_module() -> Any | None:
-    """The extension module, or None when it was not built or cannot be loaded (then a warning says so, once)."""
+    """The extension module, or None when it was not built or cannot be loaded (then a warning says
+    so, once)."""
     try:
         module = importlib.import_module("sheafdeq.kernels._native")
         if getattr(module, "interface", 1) != INTERFACE:
@@ -36,7 +38,8 @@ def native_module() -> Any | None:
         return module
     except ImportError as error:
         warnings.warn(
-            f"the native kernel is not available ({error}): the pure PyTorch path is used, which is about twenty times slower on "
+            f"the native kernel is not available ({error}): the pure PyTorch path is used, which "
+            "is about twenty times slower on "
             "CPUs. Install a C++17 compiler (GCC 12 or Clang) and reinstall sheafdeq.",
             KernelWarning,
             stacklevel=3,
@@ -69,7 +72,8 @@ def native_description() -> dict[str, Any]:
 
 
 def chosen_kernel() -> str:
-    """``"native"`` or ``"reference"``: by :func:`use_kernel`, else by SHEAFDEQ_KERNEL, else native."""
+    """``"native"`` or ``"reference"``: by :func:`use_kernel`, else by SHEAFDEQ_KERNEL, else
+    native."""
     choice = _choice.get() or os.environ.get(KERNEL_VARIABLE) or "native"
     if choice not in _KERNELS:
         raise InputError(f"{KERNEL_VARIABLE} must be 'native' or 'reference', got {choice!r}")
@@ -85,7 +89,10 @@ def use_kernel(name: str) -> Iterator[None]:
     if name not in _KERNELS:
         raise InputError(f"the kernel must be 'native' or 'reference', got {name!r}")
     if name == "native" and not native_available():
-        raise InputError("the native kernel was asked for but is not built: install a C++17 compiler and reinstall sheafdeq")
+        raise InputError(
+            "the native kernel was asked for but is not built: install a C++17 "
+            "compiler and reinstall sheafdeq"
+        )
     token = _choice.set(name)
     try:
         yield
@@ -96,8 +103,8 @@ def use_kernel(name: str) -> Iterator[None]:
 def native_serves(tensor: Tensor) -> bool:
     """Whether the native kernel can compute with ``tensor`` here and now.
 
-    It takes float32 and float64 on a CPU. Function transforms, forward-mode differentiation and the compiler trace PyTorch
-    operations, so they get the reference.
+    It takes float32 and float64 on a CPU. Function transforms, forward-mode differentiation and the
+    compiler trace PyTorch operations, so they get the reference.
     """
     return (
         tensor.device.type == "cpu"

@@ -39,21 +39,25 @@ class APPNP(GatheringModel):
 
     .. math::
         H_0 = B(X), \qquad U = (1 - \alpha) \hat A_+ H + \alpha H_0, \qquad
-        H \leftarrow \begin{cases} U & \text{APPNP} \\ \tanh(U) + \beta & \text{shifted tanh} \end{cases}
+        H \leftarrow \begin{cases} U & \text{APPNP} \\ \tanh(U) + \beta & \text{shifted tanh}
+        \end{cases}
 
-    with :math:`\hat A_+ = D_+^{-1/2}(A + I)D_+^{-1/2}` and B a two-layer perceptron f -> c -> c (ReLU; dropout on the raw input
-    and on the hidden layer). A linear readout follows. Plain APPNP has the equilibrium :math:`\alpha [I - (1 - \alpha) \hat
-    A_+]^{-1} H_0` (:meth:`closed_form`).
+    with :math:`\hat A_+ = D_+^{-1/2}(A + I)D_+^{-1/2}` and B a two-layer perceptron f -> c -> c
+    (ReLU; dropout on the raw input and on the hidden layer). A linear readout follows. Plain APPNP
+    has the equilibrium :math:`\alpha [I - (1 - \alpha) \hat A_+]^{-1} H_0` (:meth:`closed_form`).
 
-    Gasteiger et al., "Predict then Propagate", ICLR 2019; the shifted tanh after Sittoni and Tudisco, "Subhomogeneous Deep
-    Equilibrium Models", ICML 2024. The paper's form is followed. Deviations of the released SubDEQ code from it: its "APPNP
-    tanh" has no shift, its normalised variant divides tanh(.) + 1.2 by the row maximum, and it also drops edge weights (at
-    every step anew); it has no readout after propagation (the second encoder layer already has the output width). PyG's APPNP
-    drops edges cumulatively. None of these is done here: dropout acts in the encoder only, drawn once for each solve. 2,691
-    parameters at f = 3, c = 48, o = 3, with or without shift.
+    Gasteiger et al., "Predict then Propagate", ICLR 2019; the shifted tanh after Sittoni and
+    Tudisco, "Subhomogeneous Deep Equilibrium Models", ICML 2024. The paper's form is followed.
+    Deviations of the released SubDEQ code from it: its "APPNP tanh" has no shift, its normalised
+    variant divides tanh(.) + 1.2 by the row maximum, and it also drops edge weights (at every step
+    anew); it has no readout after propagation (the second encoder layer already has the output
+    width). PyG's APPNP drops edges cumulatively. None of these is done here: dropout acts in the
+    encoder only, drawn once for each solve. 2,691 parameters at f = 3, c = 48, o = 3, with or
+    without shift.
 
     Args:
-        in_channels: f. out_channels: o. width: c. alpha: teleport weight in (0, 1]. shift: None for APPNP, beta for the shifted
+        in_channels: f. out_channels: o. width: c. alpha: teleport weight in (0, 1]. shift: None for
+            APPNP, beta for the shifted
         tanh (a contraction of Thompson's metric for beta >= 1.2 when B >= 0; B is unsigned
             here, as in the paper, so positivity rests on beta > 1 alone).
         dropout: in the encoder, while training.
@@ -81,7 +85,10 @@ class APPNP(GatheringModel):
         if not 0.0 < float(alpha) <= 1.0:
             raise InputError(f"alpha must be in (0, 1], got {alpha!r}")
         if shift is not None and not float(shift) > 1.0:
-            raise InputError(f"shift must be above 1 (it keeps the state positive), or None for plain APPNP, got {shift!r}")
+            raise InputError(
+                "shift must be above 1 (it keeps the state positive), or None for "
+                f"plain APPNP, got {shift!r}"
+            )
         self.in_channels, self.out_channels = in_channels, out_channels
         self.alpha = float(alpha)
         self.shift = None if shift is None else float(shift)
@@ -100,7 +107,13 @@ class APPNP(GatheringModel):
         hidden = functional.dropout(graph.x, self.dropout, self.training)
         hidden = functional.dropout(self.encoder[0](hidden).relu(), self.dropout, self.training)
         weights = gcn_weights(graph, self_loops=True)
-        return AppnpContext(Incidence.of(graph), pattern_of(graph), self.encoder[1](hidden), weights.own, weights.edge)
+        return AppnpContext(
+            Incidence.of(graph),
+            pattern_of(graph),
+            self.encoder[1](hidden),
+            weights.own,
+            weights.edge,
+        )
 
     def initial_state(self, context: AppnpContext) -> Tensor:
         """H0."""
@@ -113,17 +126,24 @@ class APPNP(GatheringModel):
         return mixed if self.shift is None else mixed.tanh() + self.shift
 
     def closed_form(self, context: AppnpContext, *, max_nodes: int = 10_000) -> Tensor:
-        """(n, c) the equilibrium of plain APPNP by one dense solve: a diagnostic, not the training path."""
+        """(n, c) the equilibrium of plain APPNP by one dense solve: a diagnostic, not the training
+        path."""
         if self.shift is not None:
             raise InputError("the shifted tanh has no closed form; solve it by iteration")
         n = context.incidence.num_targets
         if n > max_nodes:
-            raise InputError(f"the dense solve is limited to {max_nodes} nodes, the graph has {n}: iterate, or raise max_nodes")
+            raise InputError(
+                f"the dense solve is limited to {max_nodes} nodes, the graph has "
+                f"{n}: iterate, or raise max_nodes"
+            )
         adjacency = context.drive.new_zeros(n, n)
         entries = (context.incidence.target, context.incidence.source)
         adjacency.index_put_(entries, context.edge_weight, accumulate=True)
         adjacency.diagonal().add_(context.own_weight)
-        system = torch.eye(n, dtype=adjacency.dtype, device=adjacency.device) - (1 - self.alpha) * adjacency
+        system = (
+            torch.eye(n, dtype=adjacency.dtype, device=adjacency.device)
+            - (1 - self.alpha) * adjacency
+        )
         return torch.linalg.solve(system, self.alpha * context.drive)
 
     def _uses_edge_features(self) -> bool:

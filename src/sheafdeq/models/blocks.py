@@ -1,14 +1,17 @@
-"""One d x d block on every edge and every node: generating them, and products with them, fast on a whole graph.
+"""One d x d block on every edge and every node: generating them, and products with them, fast on a
+whole graph.
 
     (A Y)_v = D_v Y_v + sum over edges e = (u -> v) of  A_e Y_u,        A_e, D_v (d, d),  Y_u (d, q)
 
-:func:`generate`, :func:`propagate` and :func:`gated_map` are what models call. On a CPU the native kernel serves them
+:func:`generate`, :func:`propagate` and :func:`gated_map` are what models call. On a CPU the native
+kernel serves them
 (:mod:`sheafdeq.kernels.blocks`); everywhere else, and for second derivatives, PyTorch does.
 
-There a graph's blocks are one sparse (n d) x (n d) matrix. Blocks that stay the same for several products are packed once into
-its compressed-row order (:func:`pack`) and multiplied many times (:func:`product`), fifteen to twenty times faster on one core than
-gathering, multiplying and scattering edge by edge; :func:`edge_product` is that plain form, for a few edges and as the twin the
-tests compare with.
+There a graph's blocks are one sparse (n d) x (n d) matrix. Blocks that stay the same for several
+products are packed once into its compressed-row order (:func:`pack`) and multiplied many times
+(:func:`product`), fifteen to twenty times faster on one core than gathering, multiplying and
+scattering edge by edge; :func:`edge_product` is that plain form, for a few edges and as the twin
+the tests compare with.
 """
 
 from __future__ import annotations
@@ -25,7 +28,13 @@ from torch.nn import functional
 
 from sheafdeq.data.graph import Graph
 from sheafdeq.errors import InputError
-from sheafdeq.kernels.blocks import native_blocks, native_gated_step, native_product, native_split_blocks, padded_width
+from sheafdeq.kernels.blocks import (
+    native_blocks,
+    native_gated_step,
+    native_product,
+    native_split_blocks,
+    padded_width,
+)
 from sheafdeq.kernels.edge_step import LARGEST_NATIVE_STALK, taming_factor
 from sheafdeq.kernels.layout import EdgeLayout
 from sheafdeq.kernels.native_module import native_serves
@@ -57,11 +66,13 @@ SplitBlocks = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Where the (e + n) * d * d entries of edge and node blocks stand in compressed-row order, and how to transpose it."""
+    """Where the (e + n) * d * d entries of edge and node blocks stand in compressed-row order, and
+    how to transpose it."""
 
     rows: Tensor  # (n * d + 1,) row pointers
     columns: Tensor  # (entries,) column numbers
-    order: Tensor  # (entries,) entry k of the packed order is entry order[k] of the flattened blocks, edges first
+    # (entries,) entry k of the packed order is entry order[k] of the flattened blocks, edges first
+    order: Tensor
     inverse: Tensor  # its inverse
     size: int  # n * d
     swap: Tensor  # (entries,) entry k of the transposed layout is entry swap[k] of this one
@@ -70,8 +81,11 @@ class Layout:
     def matrix(self, entries: Tensor) -> Tensor:
         """The sparse matrix with these packed entries."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PyTorch announces once that its compressed-row tensors are in beta
-            return torch.sparse_csr_tensor(self.rows, self.columns, entries, (self.size, self.size), check_invariants=False)
+            # PyTorch announces once that its compressed-row tensors are in beta
+            warnings.simplefilter("ignore")
+            return torch.sparse_csr_tensor(
+                self.rows, self.columns, entries, (self.size, self.size), check_invariants=False
+            )
 
 
 _INCIDENCES: WeakKeyDictionary[Graph, Incidence] = WeakKeyDictionary()
@@ -79,14 +93,16 @@ _LAYOUTS: WeakKeyDictionary[Incidence, dict[int, Layout]] = WeakKeyDictionary()
 
 
 def incidence_of(graph: Graph) -> Incidence:
-    """The graph's incidence; one object while the graph lives, so that its layout is made once and not once an epoch."""
+    """The graph's incidence; one object while the graph lives, so that its layout is made once and
+    not once an epoch."""
     if graph not in _INCIDENCES:
         _INCIDENCES[graph] = Incidence.of(graph)
     return _INCIDENCES[graph]
 
 
 def reweighted(incidence: Incidence, edge_weight: Tensor) -> Incidence:
-    """The same edges with other weights; layouts are shared, since they do not depend on weights."""
+    """The same edges with other weights; layouts are shared, since they do not depend on
+    weights."""
     result = replace(incidence, edge_weight=edge_weight)
     _LAYOUTS[result] = _LAYOUTS.setdefault(incidence, {})
     result.__dict__[_CONNECTIONS] = _connections(incidence)
@@ -97,7 +113,8 @@ _CONNECTIONS = "_connections"
 
 
 def _connections(incidence: Incidence) -> EdgeLayout:
-    """Who hears whom, as the native kernel reads it; its weights may be those of another incidence with the same edges."""
+    """Who hears whom, as the native kernel reads it; its weights may be those of another incidence
+    with the same edges."""
     memory = incidence.__dict__
     if _CONNECTIONS not in memory:
         memory[_CONNECTIONS] = EdgeLayout.of(incidence)
@@ -105,7 +122,8 @@ def _connections(incidence: Incidence) -> EdgeLayout:
 
 
 def layout_of(incidence: Incidence, d: int) -> Layout:
-    """The layout of the d x d blocks of a whole graph; made once and kept while the incidence lives."""
+    """The layout of the d x d blocks of a whole graph; made once and kept while the incidence
+    lives."""
     layouts = _LAYOUTS.setdefault(incidence, {})
     if d not in layouts:
         layouts[d] = _layout(incidence, d)
@@ -115,18 +133,22 @@ def layout_of(incidence: Incidence, d: int) -> Layout:
 def _layout(incidence: Incidence, d: int) -> Layout:
     n = incidence.num_targets
     if incidence.num_sources != n:
-        raise InputError(f"only a whole graph has a layout: {n} targets read {incidence.num_sources} sources")
+        raise InputError(
+            f"only a whole graph has a layout: {n} targets read {incidence.num_sources} sources"
+        )
     device = incidence.source.device
     nodes, offset = torch.arange(n, device=device), torch.arange(d, device=device)
     target, source = torch.cat([incidence.target, nodes]), torch.cat([incidence.source, nodes])
     shape = (len(target), d, d)
     row = (target[:, None, None] * d + offset[None, :, None]).expand(shape).reshape(-1)
     column = (source[:, None, None] * d + offset[None, None, :]).expand(shape).reshape(-1)
-    # Duplicate edges give duplicate entries, which compressed rows allow; stable sorts keep everything deterministic.
+    # Duplicate edges give duplicate entries, which compressed rows allow; stable sorts keep
+    # everything deterministic.
     order = torch.argsort(row, stable=True)
     row, column = row[order], column[order]
     swap = torch.argsort(column, stable=True)
-    kind = torch.int32 if max(n * d, len(row)) < 2**31 - 1 else torch.int64  # the fast products take 32-bit indices
+    # the fast products take 32-bit indices
+    kind = torch.int32 if max(n * d, len(row)) < 2**31 - 1 else torch.int64
 
     def pointers(index: Tensor) -> Tensor:
         counts = torch.bincount(index, minlength=n * d)
@@ -134,7 +156,15 @@ def _layout(incidence: Incidence, d: int) -> Layout:
 
     back = _inverse(swap)
     layout = Layout(pointers(row), column.to(kind), order, _inverse(order), n * d, swap)
-    swapped = Layout(pointers(column), row[swap].to(kind), order[swap], _inverse(order[swap]), n * d, back, layout)
+    swapped = Layout(
+        pointers(column),
+        row[swap].to(kind),
+        order[swap],
+        _inverse(order[swap]),
+        n * d,
+        back,
+        layout,
+    )
     object.__setattr__(layout, "swapped", swapped)
     return layout
 
@@ -159,7 +189,8 @@ def generate(
     sign: int,
     softening: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Blocks (e, d, d) and diagonal (n, d, d) of :func:`blocks_from_hidden`, with hidden_e = A_src + B_tgt + E_e.
+    """Blocks (e, d, d) and diagonal (n, d, d) of :func:`blocks_from_hidden`, with hidden_e = A_src
+    + B_tgt + E_e.
 
     ``source_hidden`` A and ``target_hidden`` B (n, h), ``edge_hidden`` E (e, h).
     """
@@ -177,7 +208,11 @@ def generate(
             softening=softening,
         )
         return blocks.view(-1, d, d), diagonal.view(-1, d, d)
-    hidden = edge_hidden + source_hidden.index_select(0, incidence.source) + target_hidden.index_select(0, incidence.target)
+    hidden = (
+        edge_hidden
+        + source_hidden.index_select(0, incidence.source)
+        + target_hidden.index_select(0, incidence.target)
+    )
     return blocks_from_hidden(hidden, weight, bias, incidence, sign=sign, softening=softening)
 
 
@@ -192,7 +227,8 @@ def generate_parts(
     *,
     sign: int,
 ) -> tuple[SplitBlocks, SplitBlocks]:
-    """The two nonnegative parts of :func:`parts_from_hidden`, with hidden_e = A_src + B_tgt + E_e; shapes as in :func:`generate`."""
+    """The two nonnegative parts of :func:`parts_from_hidden`, with hidden_e = A_src + B_tgt + E_e;
+    shapes as in :func:`generate`."""
     d = round((weight.shape[0] // 2) ** 0.5)
     if _native(target_hidden, d) and not incidence.edge_weight.requires_grad:
         plus, plus_diagonal, minus, minus_diagonal = native_split_blocks(
@@ -207,51 +243,82 @@ def generate_parts(
             sign=float(sign),
         )
         shape = (-1, d, d)
-        return (plus.view(shape), plus_diagonal.view(shape)), (minus.view(shape), minus_diagonal.view(shape))
-    hidden = edge_hidden + source_hidden.index_select(0, incidence.source) + target_hidden.index_select(0, incidence.target)
+        return (plus.view(shape), plus_diagonal.view(shape)), (
+            minus.view(shape),
+            minus_diagonal.view(shape),
+        )
+    hidden = (
+        edge_hidden
+        + source_hidden.index_select(0, incidence.source)
+        + target_hidden.index_select(0, incidence.target)
+    )
     return parts_from_hidden(hidden, weight, bias, sizes, incidence, sign=sign)
 
 
 def blocks_from_hidden(
-    hidden: Tensor, weight: Tensor, bias: Tensor, incidence: Incidence, *, sign: int, softening: float = 0.0
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    incidence: Incidence,
+    *,
+    sign: int,
+    softening: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Blocks w_e F_tgt^T F_src (e, d, d) and diagonal I + (sign/deg) sum F_tgt^T F_tgt (n, d, d), in PyTorch.
+    """Blocks w_e F_tgt^T F_src (e, d, d) and diagonal I + (sign/deg) sum F_tgt^T F_tgt (n, d, d),
+    in PyTorch.
 
-    F = raw / sqrt(|raw|_F^2 + softening^2); raw = W relu(hidden) + b holds the source and the target map. ``hidden`` (e, h),
-    ``weight`` (2 d d, h), ``bias`` (2 d d,).
+    F = raw / sqrt(|raw|_F^2 + softening^2); raw = W relu(hidden) + b holds the source and the
+    target map. ``hidden`` (e, h), ``weight`` (2 d d, h), ``bias`` (2 d d,).
     """
     raw = _raw_maps(hidden, weight, bias)
-    # Squares of very large entries overflow: a power of two, taken out first, changes no bit of the result.
-    factor = taming_factor(raw.detach().abs().amax((1, 2), keepdim=True) if raw.numel() else raw[:, :1, :1])
+    # Squares of very large entries overflow: a power of two, taken out first, changes no bit of the
+    # result.
+    factor = taming_factor(
+        raw.detach().abs().amax((1, 2), keepdim=True) if raw.numel() else raw[:, :1, :1]
+    )
     raw = raw * factor
-    source_maps, target_maps = raw * (raw.square().sum((1, 2), keepdim=True) + (softening * factor) ** 2).rsqrt()
+    source_maps, target_maps = (
+        raw * (raw.square().sum((1, 2), keepdim=True) + (softening * factor) ** 2).rsqrt()
+    )
     diagonal = _mean_of_products(target_maps, target_maps, incidence)
     eye = torch.eye(weight_dimension(weight), dtype=raw.dtype, device=raw.device)
-    return _products(target_maps, source_maps).permute(2, 0, 1) * incidence.edge_weight[:, None, None], eye + sign * diagonal
+    return _products(target_maps, source_maps).permute(2, 0, 1) * incidence.edge_weight[
+        :, None, None
+    ], eye + sign * diagonal
 
 
 def parts_from_hidden(
     hidden: Tensor, weight: Tensor, bias: Tensor, sizes: Tensor, incidence: Incidence, *, sign: int
 ) -> tuple[SplitBlocks, SplitBlocks]:
-    """((plus blocks, plus diagonal), (minus blocks, minus diagonal)): (S + A)/2 and (S - A)/2, in PyTorch.
+    """((plus blocks, plus diagonal), (minus blocks, minus diagonal)): (S + A)/2 and (S - A)/2, in
+    PyTorch.
 
-    A are blocks and diagonal as in :func:`blocks_from_hidden` for F = M tanh(raw / 2), ``sizes`` M >= 0 (e, 2, d, d), and S the
-    same for M in the place of F with + on the diagonal, which bounds |A|. Nothing is subtracted: with F+ = M sigmoid(raw) and
-    F- = M sigmoid(-raw),  (S + A)/2 = F_tgt+^T F_src+ + F_tgt-^T F_src-  and  (S - A)/2 = F_tgt+^T F_src- + F_tgt-^T F_src+.
+    A are blocks and diagonal as in :func:`blocks_from_hidden` for F = M tanh(raw / 2), ``sizes`` M
+    >= 0 (e, 2, d, d), and S the same for M in the place of F with + on the diagonal, which bounds
+    |A|. Nothing is subtracted: with F+ = M sigmoid(raw) and F- = M sigmoid(-raw),  (S + A)/2 =
+    F_tgt+^T F_src+ + F_tgt-^T F_src-  and  (S - A)/2 = F_tgt+^T F_src- + F_tgt-^T F_src+.
     """
     raw = _raw_maps(hidden, weight, bias)
     d = weight_dimension(weight)
     size = sizes.reshape(-1, 2, d, d).permute(1, 2, 3, 0)
-    (source_plus, target_plus), (source_minus, target_minus) = size * torch.sigmoid(raw), size * torch.sigmoid(-raw)
+    (source_plus, target_plus), (source_minus, target_minus) = (
+        size * torch.sigmoid(raw),
+        size * torch.sigmoid(-raw),
+    )
     edge_weight = incidence.edge_weight[:, None, None]
     equal = _products(target_plus, source_plus) + _products(target_minus, source_minus)
     different = _products(target_plus, source_minus) + _products(target_minus, source_plus)
     eye = torch.eye(d, dtype=raw.dtype, device=raw.device).expand(incidence.num_targets, d, d)
-    own_equal = _mean_of_products(target_plus, target_plus, incidence) + _mean_of_products(target_minus, target_minus, incidence)
+    own_equal = _mean_of_products(target_plus, target_plus, incidence) + _mean_of_products(
+        target_minus, target_minus, incidence
+    )
     crossed = _mean_of_products(target_plus, target_minus, incidence)
     own_different = crossed + crossed.transpose(1, 2)
     first, second = (own_equal, own_different) if sign > 0 else (own_different, own_equal)
-    return (equal.permute(2, 0, 1) * edge_weight, eye + first), (different.permute(2, 0, 1) * edge_weight, second)
+    return (equal.permute(2, 0, 1) * edge_weight, eye + first), (
+        different.permute(2, 0, 1) * edge_weight,
+        second,
+    )
 
 
 def weight_dimension(weight: Tensor) -> int:
@@ -260,7 +327,8 @@ def weight_dimension(weight: Tensor) -> int:
 
 
 def _raw_maps(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """(2, d, d, e): edges last, so that products of small matrices become long vector operations."""
+    """(2, d, d, e): edges last, so that products of small matrices become long vector
+    operations."""
     d = weight_dimension(weight)
     return (weight @ hidden.relu().T + bias[:, None]).view(2, d, d, -1)
 
@@ -309,16 +377,20 @@ def gated_map(
         gate: the gate.
         incidence: of the whole graph.
         stalk_mixing: (d, d) W_1, the identity when left out.
-        minus: blocks and diagonal of A- >= 0, when A = A+ - A- is not to be split by the signs of its entries.
+        minus: blocks and diagonal of A- >= 0, when A = A+ - A- is not to be split by the signs of
+            its entries.
     """
     d, q = blocks.shape[-1], mixing.shape[0]
     kernel = gate.kernel if _native(base, d) and base.numel() else None
     width = padded_width(q, mixing.dtype) if kernel is not None else q
     both = torch.cat(two_parts(functional.pad(mixing, (0, width - q))), dim=1)  # W+ | W-
-    if stalk_mixing is not None:  # one large product is faster than many small ones: entry (jk, ic) of W_1 (x) W_2, in two parts
+    # one large product is faster than many small ones: entry (jk, ic) of W_1 (x) W_2, in two parts
+    if stalk_mixing is not None:
         first, second = two_parts(stalk_mixing)
         turned = torch.cat([both[:, width:], both[:, :width]], dim=1)
-        both = torch.einsum("ij,kc->jkic", first, both) + torch.einsum("ij,kc->jkic", second, turned)
+        both = torch.einsum("ij,kc->jkic", first, both) + torch.einsum(
+            "ij,kc->jkic", second, turned
+        )
         both = both.reshape(d * q, d * 2 * width)
 
     def values_of(state: Tensor) -> Tensor:
@@ -327,7 +399,9 @@ def gated_map(
 
     if kernel is not None:
         edges = _connections(incidence)
-        return lambda state: native_gated_step(values_of(state), base, blocks, diagonal, minus, edges, kernel, gate.floor)
+        return lambda state: native_gated_step(
+            values_of(state), base, blocks, diagonal, minus, edges, kernel, gate.floor
+        )
 
     entries = two_parts(pack(blocks, diagonal, incidence)) if minus is None else (
         pack(blocks, diagonal, incidence), pack(*minus, incidence)
@@ -342,19 +416,28 @@ def gated_map(
     return plain_map
 
 
-def mixed_parts(matrix: tuple[Tensor, Tensor], plus: Tensor, minus: Tensor) -> tuple[Tensor, Tensor]:
+def mixed_parts(
+    matrix: tuple[Tensor, Tensor], plus: Tensor, minus: Tensor
+) -> tuple[Tensor, Tensor]:
     """The two parts of M X from those of M and of X: (M+ X+ + M- X-, M+ X- + M- X+)."""
     positive, negative = matrix
     return positive @ plus + negative @ minus, positive @ minus + negative @ plus
 
 
 def edge_parts(
-    plus: SplitBlocks, minus: SplitBlocks, own: tuple[Tensor, Tensor], received: tuple[Tensor, Tensor], incidence: Incidence
+    plus: SplitBlocks,
+    minus: SplitBlocks,
+    own: tuple[Tensor, Tensor],
+    received: tuple[Tensor, Tensor],
+    incidence: Incidence,
 ) -> tuple[Tensor, Tensor]:
-    """(y+, y-) edge by edge, for messages of any age: ``own`` (n, d, q) and ``received`` (e, d, q) each as X+, X-."""
+    """(y+, y-) edge by edge, for messages of any age: ``own`` (n, d, q) and ``received`` (e, d, q)
+    each as X+, X-."""
     sides = []
     for first, second in (received, received[::-1]):
-        sides.append(edge_product(plus[0], first, incidence) + edge_product(minus[0], second, incidence))
+        sides.append(
+            edge_product(plus[0], first, incidence) + edge_product(minus[0], second, incidence)
+        )
     nodes = mixed_parts((plus[1], minus[1]), *own)
     return sides[0] + nodes[0], sides[1] + nodes[1]
 
@@ -367,9 +450,12 @@ def _native(tensor: Tensor, d: int) -> bool:
 
 
 def pack(blocks: Tensor, diagonal: Tensor, incidence: Incidence) -> Tensor:
-    """(e, d, d) edge blocks and (n, d, d) node blocks -> ((e + n) * d * d,) entries in compressed-row order."""
+    """(e, d, d) edge blocks and (n, d, d) node blocks -> ((e + n) * d * d,) entries in
+    compressed-row order."""
     layout = layout_of(incidence, blocks.shape[-1])
-    return _Reorder.apply(torch.cat([blocks.reshape(-1), diagonal.reshape(-1)]), layout.order, layout.inverse)
+    return _Reorder.apply(
+        torch.cat([blocks.reshape(-1), diagonal.reshape(-1)]), layout.order, layout.inverse
+    )
 
 
 def product(entries: Tensor, values: Tensor, incidence: Incidence) -> Tensor:
@@ -381,14 +467,20 @@ def product(entries: Tensor, values: Tensor, incidence: Incidence) -> Tensor:
 
 
 def edge_product(blocks: Tensor, received: Tensor, incidence: Incidence) -> Tensor:
-    """The edges' share of the product, edge by edge: ``received`` (e, d, q) holds the source value of every edge."""
+    """The edges' share of the product, edge by edge: ``received`` (e, d, q) holds the source value
+    of every edge."""
     e, d, q = received.shape
     messages = (blocks @ received).reshape(e, d * q)
-    return messages.new_zeros(incidence.num_targets, d * q).index_add(0, incidence.target, messages).view(-1, d, q)
+    return (
+        messages.new_zeros(incidence.num_targets, d * q)
+        .index_add(0, incidence.target, messages)
+        .view(-1, d, q)
+    )
 
 
 class _Reorder(torch.autograd.Function):
-    """A permutation whose backward is the inverse permutation (a gather, where autograd would scatter)."""
+    """A permutation whose backward is the inverse permutation (a gather, where autograd would
+    scatter)."""
 
     @staticmethod
     def forward(ctx: Any, flat: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
@@ -415,23 +507,29 @@ class _Product(torch.autograd.Function):
         entries, values = ctx.saved_tensors
         layout: Layout = ctx.layout
         by_entries = _Sampled.apply(gradient, values, layout) if ctx.needs_input_grad[0] else None
-        by_values = _transposed_product(entries, gradient, layout) if ctx.needs_input_grad[1] else None
+        by_values = (
+            _transposed_product(entries, gradient, layout) if ctx.needs_input_grad[1] else None
+        )
         return by_entries, by_values, None
 
 
 class _Sampled(torch.autograd.Function):
-    """Entry (i, j) of the layout gets the inner product of row i of ``left`` and row j of ``right``."""
+    """Entry (i, j) of the layout gets the inner product of row i of ``left`` and row j of
+    ``right``."""
 
     @staticmethod
     def forward(ctx: Any, left: Tensor, right: Tensor, layout: Layout) -> Tensor:
         ctx.save_for_backward(left, right)
         ctx.layout = layout
-        if len(layout.columns) > layout.size**2:  # parallel edges beyond what a compressed-row tensor may hold
+        # parallel edges beyond what a compressed-row tensor may hold
+        if len(layout.columns) > layout.size**2:
             counts = layout.rows.diff()
             row = torch.repeat_interleave(torch.arange(layout.size, device=left.device), counts)
             return (left.index_select(0, row) * right.index_select(0, layout.columns)).sum(1)
         pattern = layout.matrix(left.new_zeros(len(layout.columns)))
-        return torch.sparse.sampled_addmm(pattern, left.contiguous(), right.T.contiguous(), beta=0.0).values()
+        return torch.sparse.sampled_addmm(
+            pattern, left.contiguous(), right.T.contiguous(), beta=0.0
+        ).values()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:

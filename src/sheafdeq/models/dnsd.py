@@ -26,21 +26,33 @@ class DNSDLayer(nn.Module):
         a_v = \sum_{u \to v} \frac{F_v^\top F_u x_u}{\sqrt{\deg_u \deg_v}}, \quad
         t = \phi(W_1 a W_2), \quad x \leftarrow \mathrm{LN}((1 + \epsilon) x - g \, t)
 
-    with epsilon and the optional gate g = sigmoid(w [x ; a] + b) one value for each stalk coordinate (the gate's weights are
-    shared by the coordinates). Shapes: x (n, d*q) -> (n, d*q), coordinate-major.
+    with epsilon and the optional gate g = sigmoid(w [x ; a] + b) one value for each stalk
+    coordinate (the gate's weights are shared by the coordinates). Shapes: x (n, d*q) -> (n, d*q),
+    coordinate-major.
     """
 
-    def __init__(self, stalk_dim: int, channels: int, *, maps: str, activation: str, gate: bool) -> None:
+    def __init__(
+        self, stalk_dim: int, channels: int, *, maps: str, activation: str, gate: bool
+    ) -> None:
         super().__init__()
-        self.stalk_dim, self.channels, self.full, self.odd = stalk_dim, channels, maps == "full", activation == "tanh"
+        self.stalk_dim, self.channels, self.full, self.odd = (
+            stalk_dim,
+            channels,
+            maps == "full",
+            activation == "tanh",
+        )
         c = stalk_dim * channels
         entries = stalk_dim**2 if self.full else stalk_dim
         self.receiver_maps, self.sender_maps = nn.Linear(2 * c, entries), nn.Linear(2 * c, entries)
         with torch.no_grad():
             for parameter in (*self.receiver_maps.parameters(), *self.sender_maps.parameters()):
                 parameter.div_(math.sqrt(2))
-        self.stalk_mixing = nn.Parameter(torch.eye(stalk_dim) + 0.01 * torch.randn(stalk_dim, stalk_dim))
-        self.channel_mixing = nn.Parameter(torch.eye(channels) + 0.01 * torch.randn(channels, channels))
+        self.stalk_mixing = nn.Parameter(
+            torch.eye(stalk_dim) + 0.01 * torch.randn(stalk_dim, stalk_dim)
+        )
+        self.channel_mixing = nn.Parameter(
+            torch.eye(channels) + 0.01 * torch.randn(channels, channels)
+        )
         self.epsilon = nn.Parameter(torch.zeros(stalk_dim))
         self.gate = nn.Linear(2 * channels, 1) if gate else None
         if self.gate is not None:
@@ -63,7 +75,8 @@ class DNSDLayer(nn.Module):
         n, d, q = len(x), self.stalk_dim, self.channels
         receiver, sender = self.maps(x, graph)
         if self.full:
-            blocks = receiver.transpose(1, 2) @ sender * graph.edge_weight[:, None, None]  # (e, d, d)
+            # (e, d, d)
+            blocks = receiver.transpose(1, 2) @ sender * graph.edge_weight[:, None, None]
             values = blocks.transpose(0, 1).reshape(-1)  # (d, e, d)
             return aggregate(values, x.view(n * d, q), pattern).view(d, n, q).transpose(0, 1)
         values = (receiver * sender * graph.edge_weight[:, None]).T.reshape(-1)  # (d, e)
@@ -71,7 +84,8 @@ class DNSDLayer(nn.Module):
         return aggregate(values, table, pattern).view(d, n, q).transpose(0, 1)
 
     def maps(self, x: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
-        """The maps of the receiving and the sending end of every edge: (e, d, d), or (e, d) diagonals."""
+        """The maps of the receiving and the sending end of every edge: (e, d, d), or (e, d)
+        diagonals."""
         c = x.shape[1]
         weight = torch.cat([self.receiver_maps.weight, self.sender_maps.weight])
         bias = torch.cat([self.receiver_maps.bias, self.sender_maps.bias])
@@ -88,11 +102,13 @@ class DNSDLayer(nn.Module):
 class DNSD(ExplicitModel):
     """Linear encoder, ``layers`` untied :class:`DNSDLayer`, linear readout.
 
-    Bourgerie et al., "Deep Neural Sheaf Diffusion", with the released code's layer (remibourgerie/deep-neural-sheaf-diffusion,
-    ``directional=True``, ``layer_norm_mode="embedding"``): W_1, W_2, epsilon and the residual are in that code and not in the
-    paper's prose. The released code calls the receiving end of an edge its source; here an edge u -> v is received by v. The
-    paper's prose has the gate, but its printed counts (11,691 diagonal, 25,659 full at f = 3) are those without it; with gate
-    they are 12,087 and 26,055. ``gate`` is an option; without is the default, as the counts are what the paper audited.
+    Bourgerie et al., "Deep Neural Sheaf Diffusion", with the released code's layer
+    (remibourgerie/deep-neural-sheaf-diffusion, ``directional=True``,
+    ``layer_norm_mode="embedding"``): W_1, W_2, epsilon and the residual are in that code and not in
+    the paper's prose. The released code calls the receiving end of an edge its source; here an edge
+    u -> v is received by v. The paper's prose has the gate, but its printed counts (11,691
+    diagonal, 25,659 full at f = 3) are those without it; with gate they are 12,087 and 26,055.
+    ``gate`` is an option; without is the default, as the counts are what the paper audited.
     Initialisation is the released one, not the Xavier rule the paper states for all models.
 
     Args:
@@ -105,7 +121,8 @@ class DNSD(ExplicitModel):
         activation: ``"tanh"`` or ``"relu"``.
         gate: the per-coordinate sigmoid gate.
 
-    Shapes: x (n, f) -> (n, o). Edge features are ignored. Directed input: degrees count incoming edges (the released code
+    Shapes: x (n, f) -> (n, o). Edge features are ignored. Directed input: degrees count incoming
+        edges (the released code
     counts outgoing ones at both ends; equal on undirected graphs).
     """
 
@@ -123,7 +140,11 @@ class DNSD(ExplicitModel):
     ) -> None:
         super().__init__()
         checked_positive(
-            in_channels=in_channels, out_channels=out_channels, stalk_dim=stalk_dim, channels=channels, layers=layers
+            in_channels=in_channels,
+            out_channels=out_channels,
+            stalk_dim=stalk_dim,
+            channels=channels,
+            layers=layers,
         )
         if maps not in ("diagonal", "full"):
             raise InputError(f"maps must be 'diagonal' or 'full', got {maps!r}")
@@ -133,7 +154,8 @@ class DNSD(ExplicitModel):
         self.stalk_dim, self.full = stalk_dim, maps == "full"
         self.encoder = nn.Linear(in_channels, stalk_dim * channels)
         self.layers = nn.ModuleList(
-            DNSDLayer(stalk_dim, channels, maps=maps, activation=activation, gate=gate) for _ in range(layers)
+            DNSDLayer(stalk_dim, channels, maps=maps, activation=activation, gate=gate)
+            for _ in range(layers)
         )
         self.readout = nn.Linear(stalk_dim * channels, out_channels)
 

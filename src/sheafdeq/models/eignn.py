@@ -28,7 +28,8 @@ __all__ = ["EIGNN", "EignnContext"]
 
 EPSILON_F = 1e-12
 CLOSED_FORM_DISTANCE = "graph-relative-sup"
-"""||f(H) - H||_inf / ||H||_inf over each whole graph: what a solution in closed form is judged by."""
+"""||f(H) - H||_inf / ||H||_inf over each whole graph: what a solution in closed form is judged
+by."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,24 +51,30 @@ class EIGNN(GatheringModel):
         H^\star = \hat A H^\star M + B(X), \qquad
         M = \frac{\gamma F^\top F}{\|F^\top F\|_F + \varepsilon}, \qquad \hat Y = r(H^\star)
 
-    With :math:`\hat A = Q \Lambda Q^\top` of each graph (computed once, :mod:`~sheafdeq.models.spectrum`) and
-    :math:`M = P \Sigma P^\top` (every call), :math:`H^\star = Q [(Q^\top B P)_{ij} / (1 - \Lambda_i \Sigma_j)] P^\top`.
-    :math:`|\Lambda| \le 1` and :math:`0 \le \Sigma \le \gamma < 1`, so the denominator is at least 1 - gamma.
+    With :math:`\hat A = Q \Lambda Q^\top` of each graph (computed once,
+    :mod:`~sheafdeq.models.spectrum`) and
+    :math:`M = P \Sigma P^\top` (every call), :math:`H^\star = Q [(Q^\top B P)_{ij} / (1 - \Lambda_i
+    \Sigma_j)] P^\top`.
+    :math:`|\Lambda| \le 1` and :math:`0 \le \Sigma \le \gamma < 1`, so the denominator is at least
+    1 - gamma.
 
-    Gradient: the adjoint :math:`U = \hat A U M + \partial L / \partial H^\star` is the same equation and is solved by the same
-    decomposition; then dB = U and dM = (A H)^T U. This is the exact derivative. It equals autograd through ``eigh(M)``, which
-    the paper uses, wherever that exists (a test); autograd divides by differences of eigenvalues and fails when two of them
-    meet, which weight decay provokes.
+    Gradient: the adjoint :math:`U = \hat A U M + \partial L / \partial H^\star` is the same
+    equation and is solved by the same
+    decomposition; then dB = U and dM = (A H)^T U. This is the exact derivative. It equals autograd
+    through ``eigh(M)``, which the paper uses, wherever that exists (a test); autograd divides by
+    differences of eigenvalues and fails when two of them meet, which weight decay provokes.
 
-    Liu et al., "EIGNN: Efficient Infinite-Depth Graph Neural Networks", NeurIPS 2021. The paper's form is followed: no
-    self-loops, gamma fixed at 0.9. Deviations of the released code (liu-jc/EIGNN): self-loops, gamma 0.8, rows normalised and
-    dropout 0.5 before a bias-free readout, the raw features (no B) or a bias-free linear B, and one decomposition of the whole
-    data set. Options ``self_loops``, ``gamma`` and ``normalise`` give the first three. 2,643 parameters at f = 3, c = 48, o =
-    3.
+    Liu et al., "EIGNN: Efficient Infinite-Depth Graph Neural Networks", NeurIPS 2021. The paper's
+    form is followed: no self-loops, gamma fixed at 0.9. Deviations of the released code
+    (liu-jc/EIGNN): self-loops, gamma 0.8, rows normalised and dropout 0.5 before a bias-free
+    readout, the raw features (no B) or a bias-free linear B, and one decomposition of the whole
+    data set. Options ``self_loops``, ``gamma`` and ``normalise`` give the first three. 2,643
+    parameters at f = 3, c = 48, o = 3.
 
-    The iteration is there too: asking for ``steps``, a ``solver``, an ``adjoint``, an ``initial_state`` or an observer iterates
-    the map, so diagnostics and the asynchronous runtime work as for every other model. Directed graphs are iterated too (rows
-    of D^{-1} A sum to at most one whatever the directions, so the iteration still contracts with rate gamma).
+    The iteration is there too: asking for ``steps``, a ``solver``, an ``adjoint``, an
+    ``initial_state`` or an observer iterates the map, so diagnostics and the asynchronous runtime
+    work as for every other model. Directed graphs are iterated too (rows of D^{-1} A sum to at most
+    one whatever the directions, so the iteration still contracts with rate gamma).
 
     Args:
         in_channels: f.
@@ -98,12 +105,21 @@ class EIGNN(GatheringModel):
         gradient: str | Adjoint = "implicit",
     ) -> None:
         default = Picard(steps=steps, tolerance=1e-6, stop_early=True, distance=SUP)
-        super().__init__(steps=steps, solver=default if solver is None else solver, gradient=gradient)
-        checked_positive(in_channels=in_channels, out_channels=out_channels, width=width, max_nodes=max_nodes)
+        super().__init__(
+            steps=steps, solver=default if solver is None else solver, gradient=gradient
+        )
+        checked_positive(
+            in_channels=in_channels, out_channels=out_channels, width=width, max_nodes=max_nodes
+        )
         if not 0.0 < float(gamma) < 1.0:
             raise InputError(f"gamma must be in (0, 1), got {gamma!r}")
         self.in_channels, self.out_channels = in_channels, out_channels
-        self.gamma, self.self_loops, self.normalise, self.max_nodes = float(gamma), bool(self_loops), bool(normalise), max_nodes
+        self.gamma, self.self_loops, self.normalise, self.max_nodes = (
+            float(gamma),
+            bool(self_loops),
+            bool(normalise),
+            max_nodes,
+        )
         self.drive = nn.Linear(in_channels, width)
         self.factor = nn.Parameter(torch.empty(width, width))  # F
         self.linear_readout = nn.Linear(width, out_channels)
@@ -114,7 +130,14 @@ class EIGNN(GatheringModel):
         gram = self.factor.T @ self.factor
         mixing = self.gamma * gram / (torch.linalg.matrix_norm(gram) + EPSILON_F)
         weights = gcn_weights(graph, self_loops=self.self_loops)
-        return EignnContext(Incidence.of(graph), pattern_of(graph), mixing, self.drive(graph.x), weights.own, weights.edge)
+        return EignnContext(
+            Incidence.of(graph),
+            pattern_of(graph),
+            mixing,
+            self.drive(graph.x),
+            weights.own,
+            weights.edge,
+        )
 
     def initial_state(self, context: EignnContext) -> Tensor:
         """The drive."""
@@ -123,7 +146,10 @@ class EIGNN(GatheringModel):
     def update(self, own: Tensor, table: Tensor, pattern: Pattern, context: EignnContext) -> Tensor:
         """A H M + B."""
         own_weight = context.own_weight if self.self_loops else None
-        return propagate(context.edge_weight, own_weight, own, table, pattern) @ context.mixing + context.drive
+        return (
+            propagate(context.edge_weight, own_weight, own, table, pattern) @ context.mixing
+            + context.drive
+        )
 
     def readout(self, state: Tensor, context: EignnContext) -> Tensor:
         """A linear map, of unit rows when ``normalise`` is set."""
@@ -146,7 +172,8 @@ class EIGNN(GatheringModel):
             solution.adjoint = report
 
             def solve_adjoint(cotangent: Tensor) -> Tensor:
-                # A and M are symmetric, so the adjoint equation U = A U M + G is the equation itself with another drive.
+                # A and M are symmetric, so the adjoint equation U = A U M + G is the equation
+                # itself with another drive.
                 adjoint = _solve_spectral(spectrum, mixing, cotangent)
                 with torch.no_grad():
                     again = self.step(adjoint, replace(context, drive=cotangent))
@@ -158,17 +185,23 @@ class EIGNN(GatheringModel):
 
     @staticmethod
     def _judged(value: Tensor, image: Tensor, graph: Graph) -> Solution:
-        """What the closed form achieved, measured by one evaluation of the map; the tolerance is what the precision allows.
+        """What the closed form achieved, measured by one evaluation of the map; the tolerance is
+        what the precision allows.
 
-        A direct solve spreads rounding over a whole graph, so the residual is compared with the graph's largest entry.
+        A direct solve spreads rounding over a whole graph, so the residual is compared with the
+        graph's largest entry.
         """
         defect = SUP(image, value)
-        scale = per_graph_max(SUP(value, torch.zeros_like(value)), graph.graph_of_node, graph.num_graphs)
+        scale = per_graph_max(
+            SUP(value, torch.zeros_like(value)), graph.graph_of_node, graph.num_graphs
+        )
         residual = per_graph_max(defect, graph.graph_of_node, graph.num_graphs)
         residual = torch.where(scale > 0, residual / scale, residual)
         tolerance = 1e3 * torch.finfo(value.dtype).eps
         status = tuple(
-            Status.CONVERGED if r <= tolerance else (Status.STAGNATED if r < torch.inf else Status.NON_FINITE)
+            Status.CONVERGED
+            if r <= tolerance
+            else (Status.STAGNATED if r < torch.inf else Status.NON_FINITE)
             for r in residual.tolist()
         )
         return Solution(

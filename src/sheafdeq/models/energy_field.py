@@ -1,9 +1,11 @@
-"""The energy of :class:`~sheafdeq.models.energy_gnn.EnergyGNN` with its derivatives written out, for the inner solves.
+"""The energy of :class:`~sheafdeq.models.energy_gnn.EnergyGNN` with its derivatives written out,
+for the inner solves.
 
-A minimisation asks for hundreds of gradients and its implicit gradient for a hundred Hessian-vector products. Automatic
-differentiation records and frees a graph for each; here one pass over the edges gives the value and the gradient, and one more a
-product with the Hessian (the edge derivatives are kept). The model's own formula stays the one that training differentiates; the
-tests hold the two together.
+A minimisation asks for hundreds of gradients and its implicit gradient for a hundred Hessian-vector
+products. Automatic differentiation records and frees a graph for each; here one pass over the edges
+gives the value and the gradient, and one more a product with the Hessian (the edge derivatives are
+kept). The model's own formula stays the one that training differentiates; the tests hold the two
+together.
 """
 
 from __future__ import annotations
@@ -40,18 +42,24 @@ CURVES = {
 class EnergyField:
     r"""E and its gradient on one graph, for a context that carries no history.
 
-    With P = H A_t^T, Q = H A_s^T (the halves of the message network's first layer) and edge e from j to i,
+    With P = H A_t^T, Q = H A_s^T (the halves of the message network's first layer) and edge e from
+    j to i,
 
     .. math::
         z_e = P_i + Q_j + b_e, \quad
-        m_i = C \sum_e g_e \phi(z_e) + \deg_i (S_t H_i + c) + \sum_e S_s H_j + m_{\mathrm{self}}(H_i), \quad
-        E = \sum_i u(m_i, H_i) + \tfrac{\beta}{2} \|H_i\|^2 .
+        m_i = C \sum_e g_e \phi(z_e) + \deg_i (S_t H_i + c) + \sum_e S_s H_j +
+        m_{\mathrm{self}}(H_i), \quad E = \sum_i u(m_i, H_i) + \tfrac{\beta}{2} \|H_i\|^2 .
 
     Shapes: state (n, s), edge quantities (e, h), messages (n, w).
     """
 
     def __init__(self, context: EnergyContext, beta: float, activation: str) -> None:
-        self.context, self.pattern, self.beta, self.curve = context, context.pattern, beta, CURVES[activation]
+        self.context, self.pattern, self.beta, self.curve = (
+            context,
+            context.pattern,
+            beta,
+            CURVES[activation],
+        )
         s = context.start.shape[1]
         (a, c, skip), (a_own, c_own, skip_own) = context.message, context.own
         self.out, self.out_own = c, c_own
@@ -76,36 +84,66 @@ class EnergyField:
     @torch.no_grad()
     def _evaluate(self, state: Tensor) -> tuple[Tensor, Tensor, HessianProduct]:
         context, curve = self.context, self.curve
-        of_target, of_source, skip_target, skip_source, own, own_skip = (state @ self.linear.T).split(self.sizes, dim=1)
+        of_target, of_source, skip_target, skip_source, own, own_skip = (
+            state @ self.linear.T
+        ).split(self.sizes, dim=1)
         z = self.from_source(of_source).add_(self.from_target(of_target)).add_(context.edge_hidden)
         slope = curve.slope(z).mul_(context.edge_gate)
         hidden = self.to_target(curve.value(z).mul_(context.edge_gate))
         own_z = own + context.own_hidden
         own_slope = curve.slope(own_z)
-        message = torch.addmm(self.bias, hidden, self.out.T) + context.count * skip_target + self.heard(skip_source)
+        message = (
+            torch.addmm(self.bias, hidden, self.out.T)
+            + context.count * skip_target
+            + self.heard(skip_source)
+        )
         message += (curve.value(own_z) * context.own_gate) @ self.out_own.T + own_skip
         inputs = torch.cat([message, state], dim=1)
         update_z = torch.addmm(context.update_hidden, inputs, self.update.T)
         update_slope = curve.slope(update_z)
-        rows = (curve.value(update_z) * context.update_gate) @ self.update_out.T + inputs @ self.update_skip.T
+        rows = (
+            curve.value(update_z) * context.update_gate
+        ) @ self.update_out.T + inputs @ self.update_skip.T
         rows = rows.squeeze(1) + self.beta / 2 * state.square().sum(1)
 
-        pull = torch.addmm(self.update_skip, update_slope * context.update_gate * self.update_out, self.update)
+        pull = torch.addmm(
+            self.update_skip, update_slope * context.update_gate * self.update_out, self.update
+        )
         to_message, to_state = pull.split([self.width, state.shape[1]], dim=1)
         to_hidden = to_message @ self.out
-        slopes = self.to_target(slope)  # the sum over e of g_e phi'(z_e), also wanted by the Hessian
+        # the sum over e of g_e phi'(z_e), also wanted by the Hessian
+        slopes = self.to_target(slope)
         to_own = (to_message @ self.out_own) * context.own_gate
         gradient = self.pull_back(
-            to_message, to_hidden * slopes, self.to_source(self.from_target(to_hidden).mul_(slope)), to_own * own_slope
+            to_message,
+            to_hidden * slopes,
+            self.to_source(self.from_target(to_hidden).mul_(slope)),
+            to_own * own_slope,
         )
         gradient += to_state + self.beta * state
         product = HessianProduct(self, z, slope, slopes, to_hidden, own_slope, to_own, update_slope)
         return rows, gradient, product
 
-    def pull_back(self, to_message: Tensor, to_target: Tensor, to_source: Tensor, to_own: Tensor) -> Tensor:
-        """(n, s) the transpose of the linear part: what the pieces made of the state send back to it."""
+    def pull_back(
+        self, to_message: Tensor, to_target: Tensor, to_source: Tensor, to_own: Tensor
+    ) -> Tensor:
+        """(n, s) the transpose of the linear part: what the pieces made of the state send back to
+        it."""
         heard_back = self.to_source(self.from_target(to_message))
-        return torch.cat([to_target, to_source, self.context.count * to_message, heard_back, to_own, to_message], 1) @ self.linear
+        return (
+            torch.cat(
+                [
+                    to_target,
+                    to_source,
+                    self.context.count * to_message,
+                    heard_back,
+                    to_own,
+                    to_message,
+                ],
+                1,
+            )
+            @ self.linear
+        )
 
     # ------------------------------------------------------------------ nodes and edges
 
@@ -144,9 +182,16 @@ class HessianProduct:
         to_own: Tensor,
         update_slope: Tensor,
     ) -> None:
-        self.field, self.z, self.slope, self.slopes, self.to_hidden = field, z, slope, slopes, to_hidden
+        self.field, self.z, self.slope, self.slopes, self.to_hidden = (
+            field,
+            z,
+            slope,
+            slopes,
+            to_hidden,
+        )
         self.own_slope, self.to_own, self.update_slope = own_slope, to_own, update_slope
-        self.edge_bend: Tensor | None = None  # made by the first product: most evaluations never ask for one
+        # made by the first product: most evaluations never ask for one
+        self.edge_bend: Tensor | None = None
 
     @torch.no_grad()
     def __call__(self, vector: Tensor) -> Tensor:
@@ -155,19 +200,41 @@ class HessianProduct:
         bend = field.curve.bend
         if self.edge_bend is None:
             # phi'' needs phi' without the gate, which is zero where the gate is closed
-            self.edge_bend = bend(field.curve.slope(self.z)).mul_(context.edge_gate).mul_(field.from_target(self.to_hidden))
-        of_target, of_source, skip_target, skip_source, own, own_skip = (vector @ field.linear.T).split(field.sizes, dim=1)
+            self.edge_bend = (
+                bend(field.curve.slope(self.z))
+                .mul_(context.edge_gate)
+                .mul_(field.from_target(self.to_hidden))
+            )
+        of_target, of_source, skip_target, skip_source, own, own_skip = (
+            vector @ field.linear.T
+        ).split(field.sizes, dim=1)
         z = field.from_source(of_source).add_(field.from_target(of_target))
-        message = field.to_target(self.slope * z) @ field.out.T + context.count * skip_target + field.heard(skip_source)
+        message = (
+            field.to_target(self.slope * z) @ field.out.T
+            + context.count * skip_target
+            + field.heard(skip_source)
+        )
         message += (self.own_slope * context.own_gate * own) @ field.out_own.T + own_skip
         inputs = torch.cat([message, vector], dim=1)
-        bent = bend(self.update_slope) * context.update_gate * field.update_out * (inputs @ field.update.T)
+        bent = (
+            bend(self.update_slope)
+            * context.update_gate
+            * field.update_out
+            * (inputs @ field.update.T)
+        )
         to_message, to_state = (bent @ field.update).split([field.width, vector.shape[1]], dim=1)
         to_hidden = to_message @ field.out
         curved = self.edge_bend * z
         back = field.from_target(to_hidden).mul_(self.slope).add_(curved)
-        to_own = (to_message @ field.out_own) * context.own_gate * self.own_slope + self.to_own * bend(self.own_slope) * own
-        product = field.pull_back(to_message, to_hidden * self.slopes + field.to_target(curved), field.to_source(back), to_own)
+        to_own = (
+            to_message @ field.out_own
+        ) * context.own_gate * self.own_slope + self.to_own * bend(self.own_slope) * own
+        product = field.pull_back(
+            to_message,
+            to_hidden * self.slopes + field.to_target(curved),
+            field.to_source(back),
+            to_own,
+        )
         return product + to_state + field.beta * vector
 
 

@@ -33,13 +33,15 @@ RAW_START = -4.0  # softplus(-4) = 0.018: small weights, so that the first minim
 
 
 class PICNN(nn.Module):
-    r"""A partially input-convex network with one hidden layer: convex and non-decreasing in y, arbitrary in x.
+    r"""A partially input-convex network with one hidden layer: convex and non-decreasing in y,
+    arbitrary in x.
 
     .. math:: z = \phi(A^+ y + B x + b), \qquad
               \mathrm{out} = C^+ \bigl(z \circ \mathrm{ReLU}(G x + g)\bigr) + S^+ y + c
 
-    Weights marked + are softplus of free parameters, so they are positive; phi is convex and non-decreasing. After Amos, Xu and
-    Kolter, "Input Convex Neural Networks", ICML 2017, with the gate on the hidden layer only and computed from x directly.
+    Weights marked + are softplus of free parameters, so they are positive; phi is convex and
+    non-decreasing. After Amos, Xu and Kolter, "Input Convex Neural Networks", ICML 2017, with the
+    gate on the hidden layer only and computed from x directly.
     """
 
     def __init__(self, convex: int, free: int, hidden: int, out: int) -> None:
@@ -58,7 +60,11 @@ class PICNN(nn.Module):
 
     def positive(self) -> tuple[Tensor, Tensor, Tensor]:
         """A+, C+, S+."""
-        return functional.softplus(self.raw_hidden), functional.softplus(self.raw_out), functional.softplus(self.raw_skip)
+        return (
+            functional.softplus(self.raw_hidden),
+            functional.softplus(self.raw_out),
+            functional.softplus(self.raw_skip),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,26 +97,30 @@ class EnergyGNN(EquilibriumModel):
         E(H) = \sum_i u(m_i, H_i; x_i) + \tfrac{\beta}{2} \|H_i\|^2, \qquad
         m_i = \sum_{j \to i} m(H_i, H_j; x_i, x_j, a_{ij}) + m_{\mathrm{self}}(H_i; x_i)
 
-    with u, m and m_self partially input-convex (:class:`PICNN`), u non-decreasing in m. E is beta-strongly convex for
-    every weight.
+    with u, m and m_self partially input-convex (:class:`PICNN`), u non-decreasing in m. E is
+    beta-strongly convex for every weight.
 
-    **Forward**: L-BFGS, every graph of a batch on its own, to a gradient of at most ``tolerance``; the end is reported graph by
-    graph (:func:`~sheafdeq.models.minimise.minimise`). **Gradient**: with v from Hessian v = dL/dH by conjugate gradients on
-    Hessian-vector products, dL/dtheta = -v^T d(grad E)/dtheta; the end of that solve is ``solution.backward``. **Map**:
-    ``step`` is :math:`H - \eta \nabla E(H)` with 1/eta an upper bound of the Hessian's norm on each graph, a contraction with
-    the same fixed point, so that diagnostics have a map to examine. (All weights are positive, so the Hessian is entrywise
-    non-negative and at most the matrix with phi' = 1 and phi'' = 1/4 everywhere; its largest row sum bounds the norm.) There is
-    no ``local_step``: the gradient at a node needs its neighbours' m_j, that is, states two hops away.
+    **Forward**: L-BFGS, every graph of a batch on its own, to a gradient of at most ``tolerance``;
+    the end is reported graph by
+    graph (:func:`~sheafdeq.models.minimise.minimise`). **Gradient**: with v from Hessian v = dL/dH
+    by conjugate gradients on Hessian-vector products, dL/dtheta = -v^T d(grad E)/dtheta; the end of
+    that solve is ``solution.backward``. **Map**: ``step`` is :math:`H - \eta \nabla E(H)` with
+    1/eta an upper bound of the Hessian's norm on each graph, a contraction with the same fixed
+    point, so that diagnostics have a map to examine. (All weights are positive, so the Hessian is
+    entrywise non-negative and at most the matrix with phi' = 1 and phi'' = 1/4 everywhere; its
+    largest row sum bounds the norm.) There is no ``local_step``: the gradient at a node needs its
+    neighbours' m_j, that is, states two hops away.
 
-    Solodova et al., "Graph Neural Networks Gone Hogwild", ICLR 2025 (no code was released); hidden width 4, message width 2,
-    update width 1 and beta = 0.04 as the paper reports them. Deviations:
+    Solodova et al., "Graph Neural Networks Gone Hogwild", ICLR 2025 (no code was released); hidden
+    width 4, message width 2, update width 1 and beta = 0.04 as the paper reports them. Deviations:
 
-    * phi is softplus. The paper's ReLU makes E piecewise linear plus quadratic: minimisers can sit on kinks, where no gradient is
-      small; the paper's L-BFGS did not converge on two benchmarks. ``activation="relu"`` is there to compare; it reports failure.
+    * phi is softplus. The paper's ReLU makes E piecewise linear plus quadratic: minimisers can sit
+      on kinks, where no gradient is small; the paper's L-BFGS did not converge on two benchmarks.
+      ``activation="relu"`` is there to compare; it reports failure.
     * Backtracking replaces the strong Wolfe search, and 200 iterations are allowed instead of 50.
-    * The state width is not printed; c = 48 is impossible with 340 parameters (the message network alone would have more than
-      384). Several readings give exactly 340 at f = 3, o = 3: this network with 7 state entries and a linear readout is one of
-      them.
+    * The state width is not printed; c = 48 is impossible with 340 parameters (the message network
+      alone would have more than 384). Several readings give exactly 340 at f = 3, o = 3: this
+      network with 7 state entries and a linear readout is one of them.
 
     Args:
         in_channels: f.
@@ -154,10 +164,16 @@ class EnergyGNN(EquilibriumModel):
             raise InputError(f"activation must be 'softplus' or 'relu', got {activation!r}")
         if not float(tolerance) > 0.0:
             raise InputError(f"tolerance must be positive, got {tolerance!r}")
-        self.in_channels, self.out_channels, self.edge_dim = in_channels, out_channels, edge_dim or None
+        self.in_channels, self.out_channels, self.edge_dim = (
+            in_channels,
+            out_channels,
+            edge_dim or None,
+        )
         self.state_width, self.beta, self.tolerance = state_width, float(beta), float(tolerance)
         self.activation = activation
-        self.message = PICNN(2 * state_width, 2 * in_channels + (edge_dim or 0), hidden, message_width)
+        self.message = PICNN(
+            2 * state_width, 2 * in_channels + (edge_dim or 0), hidden, message_width
+        )
         self.own = PICNN(state_width, in_channels, hidden, message_width)
         self.update = PICNN(message_width + state_width, in_channels, hidden, 1)
         self.readout = Readout(state_width, out_channels)
@@ -170,7 +186,9 @@ class EnergyGNN(EquilibriumModel):
         x, f, e = graph.x, self.in_channels, graph.edge_attr
         parts = []
         for layer in (self.message.free_hidden, self.message.free_gate):
-            of_target = functional.linear(x, layer.weight[:, :f], layer.bias).index_select(0, graph.target)
+            of_target = functional.linear(x, layer.weight[:, :f], layer.bias).index_select(
+                0, graph.target
+            )
             value = of_target + (x @ layer.weight[:, f : 2 * f].T).index_select(0, graph.source)
             if self.edge_dim is not None and e is not None:
                 value = value + e @ layer.weight[:, 2 * f :].T
@@ -197,12 +215,16 @@ class EnergyGNN(EquilibriumModel):
         )
         return replace(context, step_size=self._safe_step(context))
 
-    def node_energies(self, state: Tensor, context: EnergyContext, activation: Activation | None = None) -> Tensor:
+    def node_energies(
+        self, state: Tensor, context: EnergyContext, activation: Activation | None = None
+    ) -> Tensor:
         """(n,) the share of every node in E (u's constant bias left out: it moves no minimiser)."""
         act = activation or (functional.softplus if self.activation == "softplus" else torch.relu)
         s, edges = self.state_width, context.incidence
         weight, out, skip = context.message
-        z = (state @ weight[:, :s].T).index_select(0, edges.target) + (state @ weight[:, s:].T).index_select(0, edges.source)
+        z = (state @ weight[:, :s].T).index_select(0, edges.target) + (
+            state @ weight[:, s:].T
+        ).index_select(0, edges.source)
         z = act(z + context.edge_hidden) * context.edge_gate
         hidden = z.new_zeros(len(state), z.shape[1]).index_add(0, edges.target, z)
         # The skip and the bias are linear, so they are summed over edges at node level.
@@ -222,7 +244,9 @@ class EnergyGNN(EquilibriumModel):
         recorded = torch.is_grad_enabled()
         with torch.enable_grad():
             point = state if state.requires_grad and recorded else state.detach().requires_grad_()
-            (gradient,) = torch.autograd.grad(self.node_energies(point, context).sum(), point, create_graph=recorded)
+            (gradient,) = torch.autograd.grad(
+                self.node_energies(point, context).sum(), point, create_graph=recorded
+            )
         return gradient
 
     @torch.no_grad()
@@ -232,7 +256,8 @@ class EnergyGNN(EquilibriumModel):
 
     @torch.no_grad()
     def _safe_step(self, context: EnergyContext) -> Tensor:
-        """1 / (largest row sum of a matrix that bounds the Hessian), one value for each graph, spread over its nodes."""
+        """1 / (largest row sum of a matrix that bounds the Hessian), one value for each graph,
+        spread over its nodes."""
         changes: dict[str, Any] = {
             entry.name: torch.zeros_like(getattr(context, entry.name))
             for entry in fields(context)
@@ -240,7 +265,8 @@ class EnergyGNN(EquilibriumModel):
         }
         linear = _detached(replace(context, **changes))
 
-        def bounding(z: Tensor) -> Tensor:  # phi' = 1 and phi'' = 1/4 at zero, where all pre-activations are
+        # phi' = 1 and phi'' = 1/4 at zero, where all pre-activations are
+        def bounding(z: Tensor) -> Tensor:
             return z + z.square() / 8
 
         with torch.enable_grad():
@@ -249,7 +275,11 @@ class EnergyGNN(EquilibriumModel):
             (gradient,) = torch.autograd.grad(energy, point, create_graph=True)
             (row_sums,) = torch.autograd.grad(gradient.sum(), point)
         blocks = context.blocks
-        bound = per_graph_max(row_sums.amax(1), blocks.graph_of_node, blocks.count) if len(row_sums) else row_sums.new_ones(1)
+        bound = (
+            per_graph_max(row_sums.amax(1), blocks.graph_of_node, blocks.count)
+            if len(row_sums)
+            else row_sums.new_ones(1)
+        )
         return (1 / blocks.spread(bound.clamp(min=self.beta))).expand(len(context.start), 1)
 
     # ------------------------------------------------------------------ the contract
@@ -277,7 +307,13 @@ class EnergyGNN(EquilibriumModel):
             return blocks.sum(rows), gradient
 
         initial = (self.initial_state(context) if start is None else start).detach()
-        solution = minimise(energy, initial, blocks, steps=self.steps if steps is None else steps, tolerance=self.tolerance)
+        solution = minimise(
+            energy,
+            initial,
+            blocks,
+            steps=self.steps if steps is None else steps,
+            tolerance=self.tolerance,
+        )
         if torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()):
             self._attach(solution, context)
         return solution
@@ -289,10 +325,16 @@ class EnergyGNN(EquilibriumModel):
         def solve_adjoint(cotangent: Tensor) -> Tensor:
             product = self._field(context).hessian(value.detach())
             tolerance = max(1e-6, 50 * torch.finfo(value.dtype).eps)
-            backward = conjugate_gradients(product, cotangent, context.blocks, steps=500, tolerance=tolerance)
+            backward = conjugate_gradients(
+                product, cotangent, context.blocks, steps=500, tolerance=tolerance
+            )
             report.solution = backward
             if not backward.converged:
-                warnings.warn(f"the implicit gradient is not solved: {backward}", BackwardWarning, stacklevel=2)
+                warnings.warn(
+                    f"the implicit gradient is not solved: {backward}",
+                    BackwardWarning,
+                    stacklevel=2,
+                )
             return backward.value
 
         solution.value = attach(value, value - self.gradient_field(value, context), solve_adjoint)
@@ -302,11 +344,14 @@ class EnergyGNN(EquilibriumModel):
 
 
 def _detached(context: EnergyContext) -> EnergyContext:
-    """The same numbers without their history, so that inner derivatives do not reach the parameters."""
+    """The same numbers without their history, so that inner derivatives do not reach the
+    parameters."""
 
     def bare(value: Any) -> Any:
         if isinstance(value, tuple):
             return tuple(part.detach() for part in value)
         return value.detach() if isinstance(value, Tensor) else value
 
-    return replace(context, **{entry.name: bare(getattr(context, entry.name)) for entry in fields(context)})
+    return replace(
+        context, **{entry.name: bare(getattr(context, entry.name)) for entry in fields(context)}
+    )

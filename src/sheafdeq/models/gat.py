@@ -10,13 +10,20 @@ from sheafdeq.data.graph import Graph
 from sheafdeq.equilibrium import ExplicitModel
 from sheafdeq.models.checks import checked_dropout, checked_positive
 from sheafdeq.models.initialise import xavier
-from sheafdeq.models.propagation import Pattern, join_heads, pattern_of, softmax_aggregate, split_heads
+from sheafdeq.models.propagation import (
+    Pattern,
+    join_heads,
+    pattern_of,
+    softmax_aggregate,
+    split_heads,
+)
 
 __all__ = ["GAT", "GATLayer"]
 
 
 class GATLayer(nn.Module):
-    r"""Attention with scores :math:`\mathrm{LeakyReLU}_{0.2}(a_s^\top W h_j + a_t^\top W h_i)` over N(i) and i itself.
+    r"""Attention with scores :math:`\mathrm{LeakyReLU}_{0.2}(a_s^\top W h_j + a_t^\top W h_i)` over
+    N(i) and i itself.
 
     Equals PyG's ``GATConv`` (a test).
     """
@@ -36,18 +43,24 @@ class GATLayer(nn.Module):
         values = split_heads(self.mixing(state), self.heads)  # (M, n, w)
         of_source = (values * self.source_score.unsqueeze(1)).sum(2).reshape(-1)
         of_target = (values * self.target_score.unsqueeze(1)).sum(2).reshape(-1)
-        scores = functional.leaky_relu(of_source.index_select(0, many.column) + of_target.index_select(0, many.row), 0.2)
+        scores = functional.leaky_relu(
+            of_source.index_select(0, many.column) + of_target.index_select(0, many.row), 0.2
+        )
         flat = values.reshape(-1, values.shape[2])
         own = (functional.leaky_relu(of_source + of_target, 0.2), flat)
-        return join_heads(softmax_aggregate(scores, flat, many, own=own).view_as(values)) + self.bias
+        return (
+            join_heads(softmax_aggregate(scores, flat, many, own=own).view_as(values)) + self.bias
+        )
 
 
 class GAT(ExplicitModel):
-    """Two or more :class:`GATLayer` with ELU between them, the last with one head of the output width.
+    """Two or more :class:`GATLayer` with ELU between them, the last with one head of the output
+    width.
 
-    Velickovic et al., "Graph Attention Networks", ICLR 2018. Deviations: dropout acts on layer inputs only, not on attention
-    weights; the output layer has one head instead of an average of eight. Not a model of the paper. A stored self-loop counts
-    beside the added one (PyG's layer replaces it).
+    Velickovic et al., "Graph Attention Networks", ICLR 2018. Deviations: dropout acts on layer
+    inputs only, not on attention weights; the output layer has one head instead of an average of
+    eight. Not a model of the paper. A stored self-loop counts beside the added one (PyG's layer
+    replaces it).
 
     Args:
         in_channels: f.
@@ -61,10 +74,23 @@ class GAT(ExplicitModel):
     """
 
     def __init__(
-        self, in_channels: int, out_channels: int, heads: int = 3, channels: int = 16, *, layers: int = 2, dropout: float = 0.5
+        self,
+        in_channels: int,
+        out_channels: int,
+        heads: int = 3,
+        channels: int = 16,
+        *,
+        layers: int = 2,
+        dropout: float = 0.5,
     ) -> None:
         super().__init__()
-        checked_positive(in_channels=in_channels, out_channels=out_channels, heads=heads, channels=channels, layers=layers)
+        checked_positive(
+            in_channels=in_channels,
+            out_channels=out_channels,
+            heads=heads,
+            channels=channels,
+            layers=layers,
+        )
         self.in_channels, self.out_channels = in_channels, out_channels
         self.dropout = checked_dropout(dropout)
         widths = [in_channels, *[heads * channels] * (layers - 1)]

@@ -1,4 +1,5 @@
-"""Models that read the states of their neighbours from a table: written once, they run on whole graphs and on late messages."""
+"""Models that read the states of their neighbours from a table: written once, they run on whole
+graphs and on late messages."""
 
 from __future__ import annotations
 
@@ -15,11 +16,13 @@ __all__ = ["GatheringModel"]
 
 
 class GatheringModel(EquilibriumModel):
-    """A recurrence given by one update that takes a node's own state apart from what its edges read.
+    """A recurrence given by one update that takes a node's own state apart from what its edges
+    read.
 
-    In ``update(own, table, pattern, context)`` row i of the pattern lists the rows of ``table`` (m, c) that the incoming edges of
-    node i read. A synchronous step reads the state itself; a delayed one reads a table of old states. The context needs the
-    fields ``incidence`` and ``pattern`` (of the whole graph).
+    In ``update(own, table, pattern, context)`` row i of the pattern lists the rows of ``table`` (m,
+    c) that the incoming edges of node i read. A synchronous step reads the state itself; a delayed
+    one reads a table of old states. The context needs the fields ``incidence`` and ``pattern`` (of
+    the whole graph).
     """
 
     @abstractmethod
@@ -32,8 +35,12 @@ class GatheringModel(EquilibriumModel):
 
     def local_step(self, own: Tensor, received: Tensor, context: Any) -> Tensor:
         """The same with edge k reading ``received[k]``."""
-        return self.gathered_step(own, received, torch.arange(len(received), device=own.device), context)
+        return self.gathered_step(
+            own, received, torch.arange(len(received), device=own.device), context
+        )
 
     def gathered_step(self, own: Tensor, table: Tensor, index: Tensor, context: Any) -> Tensor:
         """The same with edge k reading ``table[index[k]]``."""
-        return self.update(own, table, Pattern(context.incidence.pointer, index, len(table)), context)
+        return self.update(
+            own, table, Pattern(context.incidence.pointer, index, len(table)), context
+        )

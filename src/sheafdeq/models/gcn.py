@@ -20,22 +20,34 @@ __all__ = ["GCN"]
 class GCN(ExplicitModel):
     r"""Layers :math:`H \leftarrow \mathrm{ReLU}(\hat A_+ H W + b)`, the last without ReLU.
 
-    Kipf and Welling, "Semi-Supervised Classification with Graph Convolutional Networks", ICLR 2017: two layers, dropout 0.5 on
-    the input of every layer. Each layer equals PyG's ``GCNConv`` (a test). Not a model of the paper.
+    Kipf and Welling, "Semi-Supervised Classification with Graph Convolutional Networks", ICLR 2017:
+    two layers, dropout 0.5 on the input of every layer. Each layer equals PyG's ``GCNConv`` (a
+    test). Not a model of the paper.
 
     Args:
         in_channels: f.
         out_channels: o.
         width: c.
         layers: number of convolutions.
-        dropout: on the input of every layer but the first, while training (raw features are few here and are kept).
+        dropout: on the input of every layer but the first, while training (raw features are few
+            here and are kept).
 
     Shapes: x (n, f) -> (n, o). Edge features are ignored.
     """
 
-    def __init__(self, in_channels: int, out_channels: int, width: int = 48, *, layers: int = 2, dropout: float = 0.5) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        width: int = 48,
+        *,
+        layers: int = 2,
+        dropout: float = 0.5,
+    ) -> None:
         super().__init__()
-        checked_positive(in_channels=in_channels, out_channels=out_channels, width=width, layers=layers)
+        checked_positive(
+            in_channels=in_channels, out_channels=out_channels, width=width, layers=layers
+        )
         self.in_channels, self.out_channels = in_channels, out_channels
         self.dropout = checked_dropout(dropout)
         sizes = [in_channels, *[width] * (layers - 1), out_channels]

@@ -41,18 +41,20 @@ class GraphAttnDEQ(GatheringModel):
         \mathrm{Attn}(H)_i = \Vert_m \sum_{j \in N(i) \cup \{i\}} \alpha^m_{ij} V^m h_j, \qquad
         \alpha^m_{ij} = \mathrm{softmax}_j \frac{(Q^m h_i)^\top K^m h_j}{\sqrt{c / M}}
 
-    Q, K, V, W are bias-free c x c; B(X) = ReLU(linear); start 1/sqrt(c). The head count M equals SheafDEQ's stalk dimension.
+    Q, K, V, W are bias-free c x c; B(X) = ReLU(linear); start 1/sqrt(c). The head count M equals
+    SheafDEQ's stalk dimension.
 
-    Edge features (``edge_dim``): a bias-free linear embedding is added to the key and to the value of its edge; the self-loop
-    gets none.
+    Edge features (``edge_dim``): a bias-free linear embedding is added to the key and to the value
+    of its edge; the self-loop gets none.
 
-    ``pre_norm=True`` is the variant of the paper's appendix: queries and keys see h_i / ||h_i||_p, values see h_i, and edge
-    features enter keys only. Its propagation is positively homogeneous (a test). The unique equilibrium the appendix derives
-    from that does not follow: it rests on the same lemma as SheafDEQ's theorem, and W may have signs that cancel
-    (``docs/theory.md``).
+    ``pre_norm=True`` is the variant of the paper's appendix: queries and keys see h_i / ||h_i||_p,
+    values see h_i, and edge features enter keys only. Its propagation is positively homogeneous (a
+    test). The unique equilibrium the appendix derives from that does not follow: it rests on the
+    same lemma as SheafDEQ's theorem, and W may have signs that cancel (``docs/theory.md``).
 
-    The paper's own ablation; there is no other code. Reading chosen where the text is silent: B has the ReLU of SheafDEQ's drive.
-    A self-loop that is already stored is one more neighbour. 9,555 parameters at f = 3, c = 48, o = 3.
+    The paper's own ablation; there is no other code. Reading chosen where the text is silent: B has
+    the ReLU of SheafDEQ's drive. A self-loop that is already stored is one more neighbour. 9,555
+    parameters at f = 3, c = 48, o = 3.
 
     Args:
         in_channels: f.
@@ -87,7 +89,9 @@ class GraphAttnDEQ(GatheringModel):
         gradient: str | Adjoint = "unrolled",
     ) -> None:
         super().__init__(steps=steps, solver=solver, gradient=gradient)
-        checked_positive(in_channels=in_channels, out_channels=out_channels, heads=heads, channels=channels)
+        checked_positive(
+            in_channels=in_channels, out_channels=out_channels, heads=heads, channels=channels
+        )
         if not float(shift) > 1.0:
             raise InputError(f"shift must be above 1 (it keeps the state positive), got {shift!r}")
         self.in_channels, self.out_channels = in_channels, out_channels
@@ -111,31 +115,49 @@ class GraphAttnDEQ(GatheringModel):
 
     def prepare(self, graph: Graph) -> AttentionContext:
         """The drive and the embedded edge features."""
-        embedding = None if self.edge is None or graph.edge_attr is None else self.edge(graph.edge_attr)
-        return AttentionContext(Incidence.of(graph), pattern_of(graph), self.drive(graph.x).relu(), embedding)
+        embedding = (
+            None if self.edge is None or graph.edge_attr is None else self.edge(graph.edge_attr)
+        )
+        return AttentionContext(
+            Incidence.of(graph), pattern_of(graph), self.drive(graph.x).relu(), embedding
+        )
 
     def initial_state(self, context: AttentionContext) -> Tensor:
         """All ones, each row scaled to unit Euclidean norm."""
         return torch.full_like(context.drive, self.width**-0.5)
 
-    def attention(self, own: Tensor, table: Tensor, pattern: Pattern, context: AttentionContext) -> Tensor:
+    def attention(
+        self, own: Tensor, table: Tensor, pattern: Pattern, context: AttentionContext
+    ) -> Tensor:
         """(n, c) the multi-head propagation before W."""
         seen, seen_table = self._normalised(own), self._normalised(table)
         query = split_heads(self.query(seen), self.heads)
-        own_pair = (split_heads(self.key(seen), self.heads), split_heads(self.value(own), self.heads))
+        own_pair = (
+            split_heads(self.key(seen), self.heads),
+            split_heads(self.value(own), self.heads),
+        )
         if table is own:
             key, value = own_pair
         else:
-            key, value = split_heads(self.key(seen_table), self.heads), split_heads(self.value(table), self.heads)
+            key, value = (
+                split_heads(self.key(seen_table), self.heads),
+                split_heads(self.value(table), self.heads),
+            )
         edge = None
         if context.edge_embedding is not None:
             embedding = split_heads(context.edge_embedding, self.heads)
             edge = (embedding, None if self.pre_norm else embedding)
         return join_heads(attend(query, key, value, pattern, own=own_pair, edge=edge))
 
-    def update(self, own: Tensor, table: Tensor, pattern: Pattern, context: AttentionContext) -> Tensor:
+    def update(
+        self, own: Tensor, table: Tensor, pattern: Pattern, context: AttentionContext
+    ) -> Tensor:
         """tanh(Attn(H) W) + B + beta."""
-        return self.mixing(self.attention(own, table, pattern, context)).tanh() + self.shift + context.drive
+        return (
+            self.mixing(self.attention(own, table, pattern, context)).tanh()
+            + self.shift
+            + context.drive
+        )
 
     def _normalised(self, state: Tensor) -> Tensor:
         return normalise_rows(state, 1, self.width, self.norm_order) if self.pre_norm else state

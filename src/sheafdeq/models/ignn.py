@@ -40,24 +40,31 @@ _RADII: WeakKeyDictionary[Graph, float] = WeakKeyDictionary()
 class IGNN(GatheringModel):
     r"""One graph convolution, iterated to its fixed point.
 
-    .. math:: H^\star = \mathrm{ReLU}(\hat A_+ H^\star W + B(X)), \qquad \hat Y = r(H^\star_i / \|H^\star_i\|_2)
+    .. math::
+        H^\star = \mathrm{ReLU}(\hat A_+ H^\star W + B(X)), \qquad
+        \hat Y = r(H^\star_i / \|H^\star_i\|_2)
 
-    with :math:`\hat A_+` the self-looped normalised adjacency, W (c x c) without bias, B linear, r linear. After every
-    optimiser step :meth:`project` moves each column of W to the l1 ball of radius kappa / rho. On an undirected graph rho(A_+)
-    = 1 with Perron vector sqrt(deg + 1), so in the norm max_i |H_i|_inf / sqrt(deg_i + 1) the map contracts with rate kappa: a
-    weighted maximum norm, which is also what asynchronous iteration needs.
+    with :math:`\hat A_+` the self-looped normalised adjacency, W (c x c) without bias, B linear, r
+    linear. After every optimiser step :meth:`project` moves each column of W to the l1 ball of
+    radius kappa / rho. On an undirected graph rho(A_+) = 1 with Perron vector sqrt(deg + 1), so in
+    the norm max_i |H_i|_inf / sqrt(deg_i + 1) the map contracts with rate kappa: a weighted maximum
+    norm, which is also what asynchronous iteration needs.
 
-    Gu et al., "Implicit Graph Neural Networks", NeurIPS 2020. The paper's form is followed. Deviations of the released code
-    (SwiftieH/IGNN) from it: features are propagated once, X = phi(W X A + Omega U A); a second input matrix and a bias exist
-    and are never used; W (their transpose of ours) is projected row-wise inside the forward pass; tolerance 3e-6 with 300
-    iterations; no readout bias. Two deliberate deviations here: rho is the larger of 1 and the 20-step power estimate for the
-    graph of the update (1 on undirected graphs, whatever the batch), because power iteration underestimates and an
-    underestimate loosens the projection; and the backward solve may take 500 steps instead of 50, because a gradient cut off at
-    50 steps of rate 0.9 is wrong by up to half a per cent. 2,643 parameters at f = 3, c = 48, o = 3.
+    Gu et al., "Implicit Graph Neural Networks", NeurIPS 2020. The paper's form is followed.
+    Deviations of the released code (SwiftieH/IGNN) from it: features are propagated once, X = phi(W
+    X A + Omega U A); a second input matrix and a bias exist and are never used; W (their transpose
+    of ours) is projected row-wise inside the forward pass; tolerance 3e-6 with 300 iterations; no
+    readout bias. Two deliberate deviations here: rho is the larger of 1 and the 20-step power
+    estimate for the graph of the update (1 on undirected graphs, whatever the batch), because power
+    iteration underestimates and an underestimate loosens the projection; and the backward solve may
+    take 500 steps instead of 50, because a gradient cut off at 50 steps of rate 0.9 is wrong by up
+    to half a per cent. 2,643 parameters at f = 3, c = 48, o = 3.
 
     Args:
-        in_channels: f. out_channels: o. width: c. kappa: contraction rate in (0, 1). steps, tolerance: the forward solve stops
-        at ``tolerance`` (absolute, largest entry) or after ``steps``; the end is reported. solver: replaces that solve.
+        in_channels: f. out_channels: o. width: c. kappa: contraction rate in (0, 1). steps,
+            tolerance: the forward solve stops
+        at ``tolerance`` (absolute, largest entry) or after ``steps``; the end is reported. solver:
+        replaces that solve.
         gradient: ``"implicit"`` (the paper's), or any other gradient rule.
 
     Shapes: x (n, f) -> (n, o). Edge features are ignored.
@@ -76,8 +83,12 @@ class IGNN(GatheringModel):
         gradient: str | Adjoint = "implicit",
     ) -> None:
         default = Picard(steps=steps, tolerance=tolerance, stop_early=True, distance=SUP)
-        adjoint = Implicit(tolerance=tolerance, max_steps=500) if gradient == "implicit" else gradient
-        super().__init__(steps=steps, solver=default if solver is None else solver, gradient=adjoint)
+        adjoint = (
+            Implicit(tolerance=tolerance, max_steps=500) if gradient == "implicit" else gradient
+        )
+        super().__init__(
+            steps=steps, solver=default if solver is None else solver, gradient=adjoint
+        )
         checked_positive(in_channels=in_channels, out_channels=out_channels, width=width)
         if not 0.0 < float(kappa) < 1.0:
             raise InputError(f"kappa must be in (0, 1), got {kappa!r}")
@@ -91,17 +102,21 @@ class IGNN(GatheringModel):
         self.project()
 
     def prepare(self, graph: Graph) -> IgnnContext:
-        """The drive and the normalised adjacency; also takes note of the graph's spectral radius for :meth:`project`.
+        """The drive and the normalised adjacency; also takes note of the graph's spectral radius
+        for :meth:`project`.
 
-        Only where gradients are recorded, and of this graph alone: the projection after an update belongs to the graph that was
-        learnt from. Graphs that are merely scored leave no trace, and a resumed run has nothing to remember.
+        Only where gradients are recorded, and of this graph alone: the projection after an update
+        belongs to the graph that was learnt from. Graphs that are merely scored leave no trace, and
+        a resumed run has nothing to remember.
         """
         weights = gcn_weights(graph, self_loops=True)
         if torch.is_grad_enabled():
             if graph not in _RADII:
                 _RADII[graph] = power_estimate(weights.edge, weights.own, pattern_of(graph))
             self.spectral_radius = max(1.0, _RADII[graph])
-        return IgnnContext(Incidence.of(graph), pattern_of(graph), self.drive(graph.x), weights.own, weights.edge)
+        return IgnnContext(
+            Incidence.of(graph), pattern_of(graph), self.drive(graph.x), weights.own, weights.edge
+        )
 
     def initial_state(self, context: IgnnContext) -> Tensor:
         """Zero, as in the released code."""
@@ -126,7 +141,8 @@ class IGNN(GatheringModel):
 
 
 def project_columns(matrix: Tensor, radius: float) -> Tensor:
-    """The nearest matrix (Frobenius) whose columns have l1 norm at most ``radius``: sort, threshold, shrink."""
+    """The nearest matrix (Frobenius) whose columns have l1 norm at most ``radius``: sort,
+    threshold, shrink."""
     size = matrix.abs()
     ordered = size.sort(dim=0, descending=True).values
     counts = torch.arange(1, len(matrix) + 1, dtype=matrix.dtype, device=matrix.device).unsqueeze(1)
@@ -137,8 +153,11 @@ def project_columns(matrix: Tensor, radius: float) -> Tensor:
 
 
 @torch.no_grad()
-def power_estimate(edge_weight: Tensor, own_weight: Tensor, pattern: Pattern, iterations: int = 20) -> float:
-    """The spectral radius of the weighted adjacency, estimated by power steps from the all-ones vector."""
+def power_estimate(
+    edge_weight: Tensor, own_weight: Tensor, pattern: Pattern, iterations: int = 20
+) -> float:
+    """The spectral radius of the weighted adjacency, estimated by power steps from the all-ones
+    vector."""
     vector = torch.ones_like(own_weight).unsqueeze(1)
     norm = torch.zeros(())
     for _ in range(iterations):

@@ -29,35 +29,40 @@ class LoopContext:
     pattern: Pattern  # of the whole graph
     start: Tensor = node_field()  # (n, c) the encoded features
     edge_embedding: Tensor | None = edge_field(default=None)  # (e, c)
-    mask: Tensor | None = node_field(default=None)  # (n, 2c) dropout of the feed-forward block, already scaled
+    # (n, 2c) dropout of the feed-forward block, already scaled
+    mask: Tensor | None = node_field(default=None)
 
 
 class LoopTransformer(GatheringModel):
-    r"""A weight-tied block of masked attention and a feed-forward network, both residual with LayerNorm after.
+    r"""A weight-tied block of masked attention and a feed-forward network, both residual with
+    LayerNorm after.
 
     .. math::
         H_0 = B(X), \quad
         H' = \mathrm{LN}_1(H + \mathrm{Conv}(H)), \quad
         H \leftarrow \mathrm{LN}_2(H' + W_2\, \mathrm{GELU}(W_1 H'))
 
-    Conv is PyG's ``TransformerConv(c, c/M, heads=M, beta=True, edge_dim)`` (Shi et al., IJCAI 2021), restricted to N(i),
-    without self-loop:
+    Conv is PyG's ``TransformerConv(c, c/M, heads=M, beta=True, edge_dim)`` (Shi et al., IJCAI
+    2021), restricted to N(i), without self-loop:
 
     .. math::
         m_i = \Vert \sum_j \alpha_{ij}(V h_j + E a_{ij}), \quad
         \alpha_{ij} = \mathrm{softmax}_j \frac{(Q h_i)^\top (K h_j + E a_{ij})}{\sqrt{c/M}}, \quad
-        \mathrm{Conv}_i = g_i\, S h_i + (1 - g_i)\, m_i, \quad g_i = \sigma(w^\top [m_i, S h_i, m_i - S h_i]).
+        \mathrm{Conv}_i = g_i\, S h_i + (1 - g_i)\, m_i, \quad g_i = \sigma(w^\top [m_i, S h_i, m_i
+        - S h_i]).
 
-    It is written out here (and tested equal to PyG's) so that every edge can read its own, possibly old, source state. Such a
-    run is an approximate simulation of a delayed network: nothing guarantees that this loop converges, with or without delays.
+    It is written out here (and tested equal to PyG's) so that every edge can read its own, possibly
+    old, source state. Such a run is an approximate simulation of a delayed network: nothing
+    guarantees that this loop converges, with or without delays.
 
-    The paper's own control; there is no other code. Readings: a two-layer ReLU encoder, which the printed count requires;
-    dropout after the GELU. Deviation: the dropout mask is drawn once for each solve, not once for each loop, so that the step
-    is one fixed map. Without edge features the paper feeds a zero attribute of width one; its embedding is identically zero, so
-    it is skipped, and the 48 parameters stay for the count. 21,843 parameters at f = 3, c = 48, o = 3, whatever K.
+    The paper's own control; there is no other code. Readings: a two-layer ReLU encoder, which the
+    printed count requires; dropout after the GELU. Deviation: the dropout mask is drawn once for
+    each solve, not once for each loop, so that the step is one fixed map. Without edge features the
+    paper feeds a zero attribute of width one; its embedding is identically zero, so it is skipped,
+    and the 48 parameters stay for the count. 21,843 parameters at f = 3, c = 48, o = 3, whatever K.
 
-    At the paper's learning rate of 1e-2 it needs the warm-up of the paper's schedule: with a constant rate the first
-    updates throw it to equal odds and it stays there (``docs/results.md``).
+    At the paper's learning rate of 1e-2 it needs the warm-up of the paper's schedule: with a
+    constant rate the first updates throw it to equal odds and it stays there (``docs/results.md``).
 
     Args:
         in_channels: f.
@@ -86,7 +91,9 @@ class LoopTransformer(GatheringModel):
         gradient: str | Adjoint = "unrolled",
     ) -> None:
         super().__init__(steps=steps, solver=solver, gradient=gradient)
-        checked_positive(in_channels=in_channels, out_channels=out_channels, heads=heads, channels=channels)
+        checked_positive(
+            in_channels=in_channels, out_channels=out_channels, heads=heads, channels=channels
+        )
         self.in_channels, self.out_channels = in_channels, out_channels
         self.heads = heads
         self.edge_dim = edge_dim or None
@@ -98,31 +105,39 @@ class LoopTransformer(GatheringModel):
         self.gate = nn.Linear(3 * c, 1, bias=False)
         self.expand, self.contract = nn.Linear(c, 2 * c), nn.Linear(2 * c, c)
         self.readout = Readout(c, out_channels)
-        # Biases keep PyTorch's uniform start: with zero biases a node without features and neighbours would stay at the zero row,
-        # where LayerNorm multiplies gradients by 1/sqrt(eps) in every loop until they overflow.
+        # Biases keep PyTorch's uniform start: with zero biases a node without features and
+        # neighbours would stay at the zero row, where LayerNorm multiplies gradients by 1/sqrt(eps)
+        # in every loop until they overflow.
         xavier(parameter for parameter in self.parameters() if parameter.dim() > 1)
         self.norm_attention, self.norm_forward = nn.LayerNorm(c), nn.LayerNorm(c)
 
     def prepare(self, graph: Graph) -> LoopContext:
         """Encoded features, embedded edge features, and one dropout mask for the whole solve."""
         start = self.encoder(graph.x)
-        embedding = None if self.edge_dim is None or graph.edge_attr is None else self.edge(graph.edge_attr)
+        embedding = (
+            None if self.edge_dim is None or graph.edge_attr is None else self.edge(graph.edge_attr)
+        )
         mask = None
         if self.training and self.dropout:
-            mask = functional.dropout(start.new_ones(len(start), self.expand.out_features), self.dropout)
+            mask = functional.dropout(
+                start.new_ones(len(start), self.expand.out_features), self.dropout
+            )
         return LoopContext(Incidence.of(graph), pattern_of(graph), start, embedding, mask)
 
     def initial_state(self, context: LoopContext) -> Tensor:
         """B(X)."""
         return context.start
 
-    def convolve(self, own: Tensor, table: Tensor, pattern: Pattern, context: LoopContext) -> Tensor:
+    def convolve(
+        self, own: Tensor, table: Tensor, pattern: Pattern, context: LoopContext
+    ) -> Tensor:
         """(n, c) the gated attention layer."""
         edge = None
         if context.edge_embedding is not None:
             edge = (split_heads(context.edge_embedding, self.heads),) * 2
         query, key, value = (
-            split_heads(layer(rows), self.heads) for layer, rows in ((self.query, own), (self.key, table), (self.value, table))
+            split_heads(layer(rows), self.heads)
+            for layer, rows in ((self.query, own), (self.key, table), (self.value, table))
         )
         message = join_heads(attend(query, key, value, pattern, edge=edge))
         skipped = self.skip(own)

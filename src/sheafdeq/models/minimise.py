@@ -1,7 +1,8 @@
 """Minimising many strongly convex energies at once, and solving with their Hessians.
 
-A batch of graphs is one state with one energy for each graph. Every decision (step length, history, stopping) is taken
-for each graph alone, so a batch gives each graph what it would get alone, while each evaluation serves them all.
+A batch of graphs is one state with one energy for each graph. Every decision (step length, history,
+stopping) is taken for each graph alone, so a batch gives each graph what it would get alone, while
+each evaluation serves them all.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Blocks:
 
     def dot(self, left: Tensor, right: Tensor) -> Tensor:
         """(n, c), (n, c) -> (count,) inner products."""
-        return self.sum((left * right) @ left.new_ones(left.shape[1]))  # twice as fast as a sum over a short axis
+        # twice as fast as a sum over a short axis
+        return self.sum((left * right) @ left.new_ones(left.shape[1]))
 
     def sum(self, rows: Tensor) -> Tensor:
         """(n,) -> (count,)."""
@@ -44,22 +46,36 @@ class Blocks:
 
     def spread(self, values: Tensor) -> Tensor:
         """(count,) -> (n, 1) or (1, 1), to multiply a state."""
-        return values.view(1, 1) if self.graph_of_node is None else values.index_select(0, self.graph_of_node).unsqueeze(1)
+        return (
+            values.view(1, 1)
+            if self.graph_of_node is None
+            else values.index_select(0, self.graph_of_node).unsqueeze(1)
+        )
 
 
 @torch.no_grad()
 def minimise(
-    energy: Energy, initial: Tensor, blocks: Blocks, *, steps: int, tolerance: float, history: int = 5, halvings: int = 30
+    energy: Energy,
+    initial: Tensor,
+    blocks: Blocks,
+    *,
+    steps: int,
+    tolerance: float,
+    history: int = 5,
+    halvings: int = 30,
 ) -> Solution:
-    r"""L-BFGS with backtracking; ``energy(state)`` returns (count,) energies and the (n, c) gradient.
+    r"""L-BFGS with backtracking; ``energy(state)`` returns (count,) energies and the (n, c)
+    gradient.
 
-    A step t p is accepted when the energy falls by at least :math:`10^{-4} t |g^\top p|` (Armijo), or, where the fall drowns in
-    rounding, when the slope at the end satisfies :math:`g_+^\top p \le 0.9 |g^\top p|` with the energy unchanged to rounding
-    (Hager and Zhang's approximate condition). The curvature half of the Wolfe conditions need not be searched for: a strongly
-    convex energy has :math:`s^\top y \ge \mu \|s\|^2` for every step, which keeps the inverse Hessian approximation positive
-    definite and bounded; with that, backtracking L-BFGS converges linearly on smooth strongly convex energies. A graph is
-    CONVERGED when the largest entry of its gradient is at most ``tolerance``, STAGNATED when no step length is acceptable (a
-    kink, or the limit of the precision).
+    A step t p is accepted when the energy falls by at least :math:`10^{-4} t |g^\top p|` (Armijo),
+    or, where the fall drowns in rounding, when the slope at the end satisfies :math:`g_+^\top p \le
+    0.9 |g^\top p|` with the energy unchanged to rounding (Hager and Zhang's approximate condition).
+    The curvature half of the Wolfe conditions need not be searched for: a strongly convex energy
+    has :math:`s^\top y \ge \mu \|s\|^2` for every step, which keeps the inverse Hessian
+    approximation positive definite and bounded; with that, backtracking L-BFGS converges linearly
+    on smooth strongly convex energies. A graph is CONVERGED when the largest entry of its gradient
+    is at most ``tolerance``, STAGNATED when no step length is acceptable (a kink, or the limit of
+    the precision).
     """
     state = initial
     value, gradient = energy(state)
@@ -81,19 +97,27 @@ def minimise(
         if bool((bad & active).any()):
             direction = torch.where(blocks.spread(bad), -gradient, direction)
             slope = blocks.dot(gradient, direction)
-        length = torch.ones_like(slope) if pairs else (1 / blocks.sum(gradient.abs().sum(1)).clamp(min=1e-30)).clamp(max=1.0)
+        length = (
+            torch.ones_like(slope)
+            if pairs
+            else (1 / blocks.sum(gradient.abs().sum(1)).clamp(min=1e-30)).clamp(max=1.0)
+        )
         searching = active.clone()
         new_state, new_value, new_gradient = state, value, gradient
         for _ in range(halvings):
-            trial = torch.where(blocks.spread(searching), state + blocks.spread(length) * direction, new_state)
+            trial = torch.where(
+                blocks.spread(searching), state + blocks.spread(length) * direction, new_state
+            )
             trial_value, trial_gradient = energy(trial)
             evaluations += 1
             falls = trial_value <= value + 1e-4 * length * slope
-            flat = (trial_value <= value + slack * value.abs()) & (blocks.dot(trial_gradient, direction) <= 0.9 * slope.abs())
+            flat = (trial_value <= value + slack * value.abs()) & (
+                blocks.dot(trial_gradient, direction) <= 0.9 * slope.abs()
+            )
             accepted = searching & (falls | flat)
             new_state, new_gradient = (
-                torch.where(blocks.spread(accepted), new, old) for new, old in ((trial, new_state), (trial_gradient,
-                new_gradient))
+                torch.where(blocks.spread(accepted), new, old)
+                for new, old in ((trial, new_state), (trial_gradient, new_gradient))
             )
             new_value = torch.where(accepted, trial_value, new_value)
             searching = searching & ~accepted
@@ -115,10 +139,17 @@ def minimise(
         trace.append(float(residual.max()))
         graph_steps += active & ~searching
         taken += 1
-    return _solution(state, residual, stuck, trace, tolerance, taken, evaluations, graph_steps, "gradient-sup")
+    return _solution(
+        state, residual, stuck, trace, tolerance, taken, evaluations, graph_steps, "gradient-sup"
+    )
 
 
-def _two_loop(gradient: Tensor, pairs: list[tuple[Tensor, Tensor, Tensor]], scale: Tensor | None, blocks: Blocks) -> Tensor:
+def _two_loop(
+    gradient: Tensor,
+    pairs: list[tuple[Tensor, Tensor, Tensor]],
+    scale: Tensor | None,
+    blocks: Blocks,
+) -> Tensor:
     """The L-BFGS direction -B g, one inverse Hessian approximation B for each graph."""
     result = -gradient
     weights = []
@@ -129,17 +160,26 @@ def _two_loop(gradient: Tensor, pairs: list[tuple[Tensor, Tensor, Tensor]], scal
     if scale is not None:
         result = result * blocks.spread(scale)
     for (moved, change, inverse), weight in zip(pairs, reversed(weights), strict=True):
-        result = torch.addcmul(result, blocks.spread(weight - inverse * blocks.dot(change, result)), moved)
+        result = torch.addcmul(
+            result, blocks.spread(weight - inverse * blocks.dot(change, result)), moved
+        )
     return result
 
 
 @torch.no_grad()
 def conjugate_gradients(
-    product: Callable[[Tensor], Tensor], right: Tensor, blocks: Blocks, *, steps: int, tolerance: float
+    product: Callable[[Tensor], Tensor],
+    right: Tensor,
+    blocks: Blocks,
+    *,
+    steps: int,
+    tolerance: float,
 ) -> Solution:
-    """Solve A v = right for symmetric positive definite A given by its product, each graph with its own coefficients.
+    """Solve A v = right for symmetric positive definite A given by its product, each graph with its
+    own coefficients.
 
-    A graph is CONVERGED when its residual is at most ``tolerance`` times its right-hand side (Euclidean norms).
+    A graph is CONVERGED when its residual is at most ``tolerance`` times its right-hand side
+    (Euclidean norms).
     """
     value = torch.zeros_like(right)
     residual = right
@@ -170,7 +210,17 @@ def conjugate_gradients(
         norms = (squared / start).sqrt()
         trace.append(float(norms.max()))
         taken += 1
-    return _solution(value, (squared / start).sqrt(), broken, trace, tolerance, taken, taken, graph_steps, "relative-euclidean")
+    return _solution(
+        value,
+        (squared / start).sqrt(),
+        broken,
+        trace,
+        tolerance,
+        taken,
+        taken,
+        graph_steps,
+        "relative-euclidean",
+    )
 
 
 def _solution(

@@ -20,8 +20,8 @@ class MLP(ExplicitModel):
 
     .. math:: f \to c \to \dots \to c \to o \quad (K \text{ linear maps in all})
 
-    Follows the paper's appendix ("Feature-only MLP", depth parity: K is the iteration budget of the recurrent models). No
-    deviation. 42,675 parameters at f = 3, c = 48, K = 20, o = 3.
+    Follows the paper's appendix ("Feature-only MLP", depth parity: K is the iteration budget of the
+    recurrent models). No deviation. 42,675 parameters at f = 3, c = 48, K = 20, o = 3.
 
     Args:
         in_channels: f.
@@ -33,9 +33,19 @@ class MLP(ExplicitModel):
     Shapes: x (n, f) -> (n, o).
     """
 
-    def __init__(self, in_channels: int, out_channels: int, width: int = 48, layers: int = 20, *, dropout: float = 0.5) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        width: int = 48,
+        layers: int = 20,
+        *,
+        dropout: float = 0.5,
+    ) -> None:
         super().__init__()
-        checked_positive(in_channels=in_channels, out_channels=out_channels, width=width, layers=layers)
+        checked_positive(
+            in_channels=in_channels, out_channels=out_channels, width=width, layers=layers
+        )
         self.in_channels, self.out_channels = in_channels, out_channels
         self.dropout = checked_dropout(dropout)
         sizes = [in_channels, *[width] * (layers - 1), out_channels]

@@ -1,4 +1,5 @@
-"""Neural Sheaf Diffusion: the field's standard explicit sheaf network, with diagonal, full or orthogonal maps."""
+"""Neural Sheaf Diffusion: the field's standard explicit sheaf network, with diagonal, full or
+orthogonal maps."""
 
 from __future__ import annotations
 
@@ -18,14 +19,17 @@ __all__ = ["NeuralSheafDiffusion", "SheafLayer", "householder", "inverse_square_
 
 
 class SheafLayer(nn.Module):
-    r"""One diffusion step :math:`X \leftarrow (1 + \tanh \epsilon) X - \mathrm{ELU}(\Delta (I \otimes W_1) X W_2)`.
+    r"""One diffusion step :math:`X \leftarrow (1 + \tanh \epsilon) X - \mathrm{ELU}(\Delta (I
+    \otimes W_1) X W_2)`.
 
-    A learner without bias gives the map of node v on edge {v, u} as tanh(lin [x_v ; x_u]): a diagonal, a matrix, or the lower
-    triangle of Householder vectors. With D_v = sum over edges of F_v^T F_v,
+    A learner without bias gives the map of node v on edge {v, u} as tanh(lin [x_v ; x_u]): a
+    diagonal, a matrix, or the lower triangle of Householder vectors. With D_v = sum over edges of
+    F_v^T F_v,
 
-    * diagonal and full: :math:`\Delta = (D + I)^{-1/2} L (D + I)^{-1/2}` with (block) roots, L_vv = D_v, L_vu = -F_v^T F_u;
-    * orthogonal: maps are scaled by an edge weight sigmoid(lin[x_v ; x_u]) sigmoid(lin[x_u ; x_v]), D is the scalar sum of its
-      squares.
+    * diagonal and full: :math:`\Delta = (D + I)^{-1/2} L (D + I)^{-1/2}` with (block) roots, L_vv =
+      D_v, L_vu = -F_v^T F_u;
+    * orthogonal: maps are scaled by an edge weight sigmoid(lin[x_v ; x_u]) sigmoid(lin[x_u ; x_v]),
+      D is the scalar sum of its squares.
 
     Shapes: x (n, d*q) -> (n, d*q), coordinate-major.
     """
@@ -61,7 +65,8 @@ class SheafLayer(nn.Module):
         return receiver, first.index_select(0, source) + second.index_select(0, target)
 
     def laplacian(self, x: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
-        """Diagonal blocks (n, ...) and, for every stored edge u -> v, block L_vu (e, ...) of the normalised Laplacian.
+        """Diagonal blocks (n, ...) and, for every stored edge u -> v, block L_vu (e, ...) of the
+        normalised Laplacian.
 
         Blocks are (d,) for diagonal maps and (d, d) otherwise.
         """
@@ -70,12 +75,21 @@ class SheafLayer(nn.Module):
         if self.kind == "diagonal":
             degree = receiver.new_zeros(n, d).index_add(0, target, receiver.square())
             root = (degree + 1).rsqrt()
-            return root.square() * degree, -root.index_select(0, target) * receiver * sender * root.index_select(0, source)
+            return root.square() * degree, -root.index_select(
+                0, target
+            ) * receiver * sender * root.index_select(0, source)
         if self.kind == "full":
             receiver, sender = receiver.view(-1, d, d), sender.view(-1, d, d)
             degree = x.new_zeros(n, d, d).index_add(0, target, receiver.transpose(1, 2) @ receiver)
-            inverse_root: Tensor = inverse_square_root(degree + torch.eye(d, dtype=x.dtype, device=x.device))
-            off = inverse_root.index_select(0, target) @ receiver.transpose(1, 2) @ sender @ inverse_root.index_select(0, source)
+            inverse_root: Tensor = inverse_square_root(
+                degree + torch.eye(d, dtype=x.dtype, device=x.device)
+            )
+            off = (
+                inverse_root.index_select(0, target)
+                @ receiver.transpose(1, 2)
+                @ sender
+                @ inverse_root.index_select(0, source)
+            )
             return (inverse_root @ degree @ inverse_root).clamp(-1, 1), -off.clamp(-1, 1)
         assert self.edge_learner is not None
         ends = self.maps(x, graph, self.edge_learner)
@@ -83,29 +97,37 @@ class SheafLayer(nn.Module):
         degree = weight.new_zeros(n, 1).index_add(0, target, weight)
         root = (degree + 1).rsqrt()
         scale = root.index_select(0, target) * weight * root.index_select(0, source)
-        off = -scale.unsqueeze(2) * (householder(receiver, d).transpose(1, 2) @ householder(sender, d))
-        diagonal = (root.square() * degree).unsqueeze(2) * torch.eye(d, dtype=x.dtype, device=x.device)
+        off = -scale.unsqueeze(2) * (
+            householder(receiver, d).transpose(1, 2) @ householder(sender, d)
+        )
+        diagonal = (root.square() * degree).unsqueeze(2) * torch.eye(
+            d, dtype=x.dtype, device=x.device
+        )
         return diagonal, off
 
     def diffuse(self, diagonal: Tensor, off: Tensor, stalks: Tensor, pattern: Pattern) -> Tensor:
         """(n, d, q) -> (n, d, q): the Laplacian given by its blocks, applied."""
         n, d, q = stalks.shape
         if self.kind == "diagonal":
-            received = aggregate(off.T.reshape(-1), stalks.transpose(0, 1).reshape(d * n, q), pattern)
+            received = aggregate(
+                off.T.reshape(-1), stalks.transpose(0, 1).reshape(d * n, q), pattern
+            )
             return diagonal.unsqueeze(2) * stalks + received.view(d, n, q).transpose(0, 1)
         received = aggregate(off.transpose(0, 1).reshape(-1), stalks.reshape(n * d, q), pattern)
         return diagonal @ stalks + received.view(d, n, q).transpose(0, 1)
 
 
 class NeuralSheafDiffusion(ExplicitModel):
-    """Linear encoder with ELU, ``layers`` of :class:`SheafLayer` with their own maps, linear readout.
+    """Linear encoder with ELU, ``layers`` of :class:`SheafLayer` with their own maps, linear
+    readout.
 
-    Bodnar et al., "Neural Sheaf Diffusion", NeurIPS 2022, as released (twitter-research/neural-sheaf-diffusion:
-    ``DiscreteDiag-``, ``DiscreteGeneral-`` and ``DiscreteBundleSheafDiffusion`` with normalised augmented Laplacian, left and
-    right weights, ELU, tanh maps, and for orthogonal maps Householder products with edge weights). Deviations: logits instead
-    of log-probabilities; the graph is an argument instead of a part of the model; the full variant's inverse square root is
-    differentiated exactly instead of perturbing the matrix by random numbers. Not a model of the paper, whose DNSD descends
-    from it.
+    Bodnar et al., "Neural Sheaf Diffusion", NeurIPS 2022, as released
+    (twitter-research/neural-sheaf-diffusion: ``DiscreteDiag-``, ``DiscreteGeneral-`` and
+    ``DiscreteBundleSheafDiffusion`` with normalised augmented Laplacian, left and right weights,
+    ELU, tanh maps, and for orthogonal maps Householder products with edge weights). Deviations:
+    logits instead of log-probabilities; the graph is an argument instead of a part of the model;
+    the full variant's inverse square root is differentiated exactly instead of perturbing the
+    matrix by random numbers. Not a model of the paper, whose DNSD descends from it.
 
     Args:
         in_channels: f.
@@ -118,7 +140,8 @@ class NeuralSheafDiffusion(ExplicitModel):
 
     Shapes: x (n, f) -> (n, o). Edge features are ignored.
 
-    Invariants (each a test): on an undirected graph the Laplacian is symmetric with spectrum in [0, 2].
+    Invariants (each a test): on an undirected graph the Laplacian is symmetric with spectrum in [0,
+    2].
     """
 
     def __init__(
@@ -134,7 +157,11 @@ class NeuralSheafDiffusion(ExplicitModel):
     ) -> None:
         super().__init__()
         checked_positive(
-            in_channels=in_channels, out_channels=out_channels, stalk_dim=stalk_dim, channels=channels, layers=layers
+            in_channels=in_channels,
+            out_channels=out_channels,
+            stalk_dim=stalk_dim,
+            channels=channels,
+            layers=layers,
         )
         if maps not in ("diagonal", "full", "orthogonal"):
             raise InputError(f"maps must be 'diagonal', 'full' or 'orthogonal', got {maps!r}")
@@ -150,8 +177,14 @@ class NeuralSheafDiffusion(ExplicitModel):
     def logits(self, graph: Graph) -> Tensor:
         """(n, f) -> (n, o)."""
         pattern = pattern_of(graph)
-        pattern = pattern.heads(self.stalk_dim) if self.kind == "diagonal" else pattern.blocks(self.stalk_dim)
-        state = functional.dropout(functional.elu(self.encoder(graph.x)), self.dropout, self.training)
+        pattern = (
+            pattern.heads(self.stalk_dim)
+            if self.kind == "diagonal"
+            else pattern.blocks(self.stalk_dim)
+        )
+        state = functional.dropout(
+            functional.elu(self.encoder(graph.x)), self.dropout, self.training
+        )
         for k, layer in enumerate(self.layers):
             seen = functional.dropout(state, self.dropout, self.training) if k else state
             state = layer(state, seen, graph, pattern)
@@ -164,23 +197,34 @@ class NeuralSheafDiffusion(ExplicitModel):
 def householder(parameters: Tensor, d: int) -> Tensor:
     """(e, d(d-1)/2) -> (e, d, d) orthogonal: the product of d reflections.
 
-    Reflection k has the vector (0, .., 0, 1, free entries), the columns of a unit lower triangular matrix.
+    Reflection k has the vector (0, .., 0, 1, free entries), the columns of a unit lower triangular
+    matrix.
     """
     rows, columns = torch.tril_indices(d, d, offset=-1, device=parameters.device)
-    vectors = torch.eye(d, dtype=parameters.dtype, device=parameters.device).repeat(len(parameters), 1, 1)
-    vectors = vectors.index_put((torch.arange(len(parameters), device=parameters.device).unsqueeze(1), rows, columns), parameters)
-    result = torch.eye(d, dtype=parameters.dtype, device=parameters.device).expand(len(parameters), d, d)
+    vectors = torch.eye(d, dtype=parameters.dtype, device=parameters.device).repeat(
+        len(parameters), 1, 1
+    )
+    vectors = vectors.index_put(
+        (torch.arange(len(parameters), device=parameters.device).unsqueeze(1), rows, columns),
+        parameters,
+    )
+    result = torch.eye(d, dtype=parameters.dtype, device=parameters.device).expand(
+        len(parameters), d, d
+    )
     for k in range(d):
         vector = vectors[:, :, k : k + 1]
-        result = result - (result @ vector) * (2 / vector.square().sum(1, keepdim=True)) @ vector.transpose(1, 2)
+        result = result - (result @ vector) * (
+            2 / vector.square().sum(1, keepdim=True)
+        ) @ vector.transpose(1, 2)
     return result
 
 
 class _InverseSquareRoot(torch.autograd.Function):
-    """A^{-1/2} of symmetric positive definite matrices, differentiated by the Daleckii-Krein formula.
+    """A^{-1/2} of symmetric positive definite matrices, differentiated by the Daleckii-Krein
+    formula.
 
-    Its divided differences (f(a) - f(b)) / (a - b) with f = x^{-1/2} are -1 / (sqrt(a) sqrt(b) (sqrt(a) + sqrt(b))): equal
-    eigenvalues need no care.
+    Its divided differences (f(a) - f(b)) / (a - b) with f = x^{-1/2} are -1 / (sqrt(a) sqrt(b)
+    (sqrt(a) + sqrt(b))): equal eigenvalues need no care.
     """
 
     @staticmethod

@@ -2,10 +2,12 @@
 
 For stored edges e = (u -> v) with maps F_src(e), F_tgt(e) (d x d) and in-degrees deg,
 
-    (P Y)_v = Y_v - (1/deg_v) sum_{e into v} F_tgt^T F_tgt Y_v + sum_{e = (u -> v)} F_tgt^T F_src Y_u / sqrt(deg_u deg_v),
+    (P Y)_v = Y_v - (1/deg_v) sum_{e into v} F_tgt^T F_tgt Y_v + sum_{e = (u -> v)} F_tgt^T F_src
+    Y_u / sqrt(deg_u deg_v),
 
-that is P = I - D^{-1/2} L D^{-1/2} with the scalar degrees. When the two stored directions of an undirected edge carry the same
-two incidence maps (see :class:`~sheafdeq.models.sheaf.CellularSheaf`), L is the symmetric sheaf Laplacian; learned maps may
+that is P = I - D^{-1/2} L D^{-1/2} with the scalar degrees. When the two stored directions of an
+undirected edge carry the same two incidence maps (see
+:class:`~sheafdeq.models.sheaf.CellularSheaf`), L is the symmetric sheaf Laplacian; learned maps may
 differ between the directions, and then P is not symmetric.
 """
 
@@ -35,10 +37,14 @@ class SheafOperator:
         e = len(self.incidence.source)
         for name, maps in (("source_maps", self.source_maps), ("target_maps", self.target_maps)):
             if maps.dim() != 3 or maps.shape[0] != e or maps.shape[1] != maps.shape[2]:
-                raise InputError(f"{name} must have shape ({e}, d, d), one square map for each edge, got {tuple(maps.shape)}")
+                raise InputError(
+                    f"{name} must have shape ({e}, d, d), one square map for each "
+                    f"edge, got {tuple(maps.shape)}"
+                )
         if self.source_maps.shape != self.target_maps.shape:
             raise InputError(
-                f"source_maps {tuple(self.source_maps.shape)} and target_maps {tuple(self.target_maps.shape)} must agree"
+                f"source_maps {tuple(self.source_maps.shape)} and target_maps "
+                f"{tuple(self.target_maps.shape)} must agree"
             )
 
     @staticmethod
@@ -54,7 +60,11 @@ class SheafOperator:
     @property
     def edge_blocks(self) -> Tensor:
         """(e, d, d) the off-diagonal blocks F_tgt^T F_src / sqrt(deg_u deg_v)."""
-        return self.target_maps.transpose(1, 2) @ self.source_maps * self.incidence.edge_weight[:, None, None]
+        return (
+            self.target_maps.transpose(1, 2)
+            @ self.source_maps
+            * self.incidence.edge_weight[:, None, None]
+        )
 
     @property
     def diagonal_blocks(self) -> Tensor:
@@ -66,9 +76,12 @@ class SheafOperator:
         return eye - total / self.incidence.degree[:, None, None]
 
     def apply(self, values: Tensor, received: Tensor | None = None) -> Tensor:
-        """(n, d, q) -> (n, d, q). ``received`` (e, d, q): values at the source of every edge, ``values[source]`` by default."""
+        """(n, d, q) -> (n, d, q). ``received`` (e, d, q): values at the source of every edge,
+        ``values[source]`` by default."""
         if values.dim() != 3 or values.shape[1] != self.stalk_dim:
-            raise InputError(f"values must have shape (n, {self.stalk_dim}, q), got {tuple(values.shape)}")
+            raise InputError(
+                f"values must have shape (n, {self.stalk_dim}, q), got {tuple(values.shape)}"
+            )
         gathered = values[self.incidence.source] if received is None else received
         messages = self.edge_blocks @ gathered
         own = self.diagonal_blocks @ values
@@ -84,7 +97,9 @@ class SheafOperator:
         if n != m:
             raise InputError("only a whole graph has a square operator")
         blocks = self.edge_blocks.new_zeros(n, n, d, d)
-        blocks.index_put_((self.incidence.target, self.incidence.source), self.edge_blocks, accumulate=True)
+        blocks.index_put_(
+            (self.incidence.target, self.incidence.source), self.edge_blocks, accumulate=True
+        )
         index = torch.arange(n, device=blocks.device)
         blocks[index, index] += self.diagonal_blocks
         return blocks.permute(0, 2, 1, 3).reshape(n * d, n * d)

@@ -1,13 +1,16 @@
-"""Sparse products on graphs: every comparison model aggregates through the few functions of this file.
+"""Sparse products on graphs: every comparison model aggregates through the few functions of this
+file.
 
 With a :class:`Pattern` of entries k = (row, column), values a_k and a dense table X,
 
-    aggregate(a, X)_r = sum over entries k of row r of a_k X_{column(k)}        (sparse matrix times dense matrix)
-    correlate(P, X)_k = <P_{row(k)}, X_{column(k)}>                             (dense times dense, only at the entries)
+    aggregate(a, X)_r = sum over entries k of row r of a_k X_{column(k)}        (sparse matrix times
+    dense matrix) correlate(P, X)_k = <P_{row(k)}, X_{column(k)}>                             (dense
+    times dense, only at the entries)
 
-Each is bilinear, and each is the other's derivative, so both are differentiable any number of times (reverse and forward mode)
-without an (edges x channels) array ever being stored. ``aggregate`` is an embedding bag, which is what PyTorch offers fastest
-on a CPU: nothing is written for an edge, where gathering, multiplying and ``index_add`` write every message twice.
+Each is bilinear, and each is the other's derivative, so both are differentiable any number of times
+(reverse and forward mode) without an (edges x channels) array ever being stored. ``aggregate`` is
+an embedding bag, which is what PyTorch offers fastest on a CPU: nothing is written for an edge,
+where gathering, multiplying and ``index_add`` write every message twice.
 """
 
 from __future__ import annotations
@@ -25,12 +28,22 @@ from torch.nn import functional
 from sheafdeq.data.graph import Graph
 from sheafdeq.recurrence import Incidence
 
-__all__ = ["FixedWeights", "Pattern", "aggregate", "attend", "correlate", "gcn_weights", "pattern_of", "propagate"]
+__all__ = [
+    "FixedWeights",
+    "Pattern",
+    "aggregate",
+    "attend",
+    "correlate",
+    "gcn_weights",
+    "pattern_of",
+    "propagate",
+]
 
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """Where the entries of a sparse matrix are: rows in order, any column order, repeated entries allowed."""
+    """Where the entries of a sparse matrix are: rows in order, any column order, repeated entries
+    allowed."""
 
     offsets: Tensor  # (rows + 1,) the entries of row r are offsets[r]:offsets[r + 1]
     column: Tensor  # (entries,)
@@ -74,7 +87,8 @@ class Pattern:
         return {}
 
     def heads(self, count: int) -> Pattern:
-        """``count`` copies down the diagonal: values (count, entries), tables (count, columns, width), both flattened."""
+        """``count`` copies down the diagonal: values (count, entries), tables (count, columns,
+        width), both flattened."""
         if count == 1:
             return self
         if ("heads", count) not in self._derived:
@@ -84,8 +98,8 @@ class Pattern:
     def blocks(self, size: int) -> Pattern:
         """Every entry becomes a ``size`` x ``size`` block.
 
-        Values are flattened (size, entries, size): block row, entry, block column. The table is (columns, size, width) and the
-        result (size, rows, width), both flattened.
+        Values are flattened (size, entries, size): block row, entry, block column. The table is
+        (columns, size, width) and the result (size, rows, width), both flattened.
         """
         if ("blocks", size) not in self._derived:
             self._derived["blocks", size] = self._make_blocks(size)
@@ -102,23 +116,34 @@ class Pattern:
         entries = len(self.column)
         starts = (self.offsets[:-1] + copies * entries).flatten()
         offsets = torch.cat([starts, starts.new_tensor([count * entries])])
-        return Pattern(offsets, (self.column + copies * self.num_columns).flatten(), count * self.num_columns)
+        return Pattern(
+            offsets, (self.column + copies * self.num_columns).flatten(), count * self.num_columns
+        )
 
     def _make_blocks(self, size: int) -> Pattern:
         inner = torch.arange(size, device=self.column.device)
         column = (self.column.unsqueeze(1) * size + inner).flatten().repeat(size)
         entries = len(self.column) * size
         starts = (self.offsets[:-1] * size + inner.unsqueeze(1) * entries).flatten()
-        return Pattern(torch.cat([starts, starts.new_tensor([size * entries])]), column, self.num_columns * size)
+        return Pattern(
+            torch.cat([starts, starts.new_tensor([size * entries])]),
+            column,
+            self.num_columns * size,
+        )
 
     def zeros(self, dtype: torch.dtype) -> Tensor:
         """The zero matrix with these entries, as PyTorch's sampled product wants it."""
         if dtype not in self._derived:
-            with warnings.catch_warnings():  # PyTorch announces, once for each process, that CSR tensors are in beta
+            # PyTorch announces, once for each process, that CSR tensors are in beta
+            with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 values = torch.zeros(len(self.column), dtype=dtype, device=self.column.device)
                 self._derived[dtype] = torch.sparse_csr_tensor(
-                    self.offsets, self.column, values, (self.num_rows, self.num_columns), check_invariants=False
+                    self.offsets,
+                    self.column,
+                    values,
+                    (self.num_rows, self.num_columns),
+                    check_invariants=False,
                 )
         return self._derived[dtype]
 
@@ -129,7 +154,11 @@ class _Aggregate(torch.autograd.Function):
         if len(pattern.column) == 0 or pattern.num_rows == 0:
             return table.new_zeros(pattern.num_rows, table.shape[1])
         return functional.embedding_bag(
-            pattern.column, table.contiguous(), pattern.offsets[:-1], mode="sum", per_sample_weights=values.contiguous()
+            pattern.column,
+            table.contiguous(),
+            pattern.offsets[:-1],
+            mode="sum",
+            per_sample_weights=values.contiguous(),
         )
 
     @staticmethod
@@ -143,11 +172,17 @@ class _Aggregate(torch.autograd.Function):
         values, table = ctx.saved_tensors
         pattern = ctx.pattern
         to_values = correlate(grad, table, pattern) if ctx.needs_input_grad[0] else None
-        to_table = aggregate(values.index_select(0, pattern.order), grad, pattern.transposed) if ctx.needs_input_grad[1] else None
+        to_table = (
+            aggregate(values.index_select(0, pattern.order), grad, pattern.transposed)
+            if ctx.needs_input_grad[1]
+            else None
+        )
         return to_values, to_table, None
 
     @staticmethod
-    def jvp(ctx: Any, values_tangent: Tensor | None, table_tangent: Tensor | None, _: None) -> Tensor:
+    def jvp(
+        ctx: Any, values_tangent: Tensor | None, table_tangent: Tensor | None, _: None
+    ) -> Tensor:
         values, table = ctx.saved_tensors
         parts = []
         if values_tangent is not None:
@@ -162,9 +197,14 @@ class _Correlate(torch.autograd.Function):
     def forward(left: Tensor, right: Tensor, pattern: Pattern) -> Tensor:
         if len(pattern.column) == 0:
             return left.new_zeros(0)
-        if len(pattern.column) > pattern.num_rows * pattern.num_columns:  # parallel entries beyond what a CSR tensor may hold
-            return (left.index_select(0, pattern.row) * right.index_select(0, pattern.column)).sum(1)
-        product = torch.sparse.sampled_addmm(pattern.zeros(left.dtype), left.contiguous(), right.contiguous().T)
+        # parallel entries beyond what a CSR tensor may hold
+        if len(pattern.column) > pattern.num_rows * pattern.num_columns:
+            return (left.index_select(0, pattern.row) * right.index_select(0, pattern.column)).sum(
+                1
+            )
+        product = torch.sparse.sampled_addmm(
+            pattern.zeros(left.dtype), left.contiguous(), right.contiguous().T
+        )
         return product.values()
 
     @staticmethod
@@ -178,7 +218,11 @@ class _Correlate(torch.autograd.Function):
         left, right = ctx.saved_tensors
         pattern = ctx.pattern
         to_left = aggregate(grad, right, pattern) if ctx.needs_input_grad[0] else None
-        to_right = aggregate(grad.index_select(0, pattern.order), left, pattern.transposed) if ctx.needs_input_grad[1] else None
+        to_right = (
+            aggregate(grad.index_select(0, pattern.order), left, pattern.transposed)
+            if ctx.needs_input_grad[1]
+            else None
+        )
         return to_left, to_right, None
 
     @staticmethod
@@ -193,7 +237,8 @@ class _Correlate(torch.autograd.Function):
 
 
 def aggregate(values: Tensor, table: Tensor, pattern: Pattern) -> Tensor:
-    """(entries,), (columns, c) -> (rows, c): sum over each row's entries of value times table row."""
+    """(entries,), (columns, c) -> (rows, c): sum over each row's entries of value times table
+    row."""
     return _Aggregate.apply(values, table, pattern)
 
 
@@ -203,10 +248,13 @@ def correlate(left: Tensor, right: Tensor, pattern: Pattern) -> Tensor:
 
 
 def row_maximum(values: Tensor, pattern: Pattern) -> Tensor:
-    """(entries,) -> (rows,) the largest value of every row, -inf for an empty row; carries no gradient."""
+    """(entries,) -> (rows,) the largest value of every row, -inf for an empty row; carries no
+    gradient."""
     if len(values) == 0:
         return values.new_full((pattern.num_rows,), -torch.inf)
-    return torch.segment_reduce(values.detach(), "max", offsets=pattern.offsets, axis=0, initial=-torch.inf)
+    return torch.segment_reduce(
+        values.detach(), "max", offsets=pattern.offsets, axis=0, initial=-torch.inf
+    )
 
 
 def row_sum(values: Tensor, pattern: Pattern) -> Tensor:
@@ -229,16 +277,19 @@ def pattern_of(graph: Graph) -> Pattern:
 
 @dataclass(frozen=True, eq=False)
 class FixedWeights:
-    """The symmetrically normalised adjacency: ``edge`` (e,) for stored edges, ``own`` (n,) for the added self-loops."""
+    """The symmetrically normalised adjacency: ``edge`` (e,) for stored edges, ``own`` (n,) for the
+    added self-loops."""
 
     edge: Tensor
     own: Tensor
 
 
 def gcn_weights(graph: Graph, *, self_loops: bool) -> FixedWeights:
-    r"""D^{-1/2} A D^{-1/2}, or with self-loops :math:`D_+^{-1/2} (A + I) D_+^{-1/2}`; kept as long as the graph lives.
+    r"""D^{-1/2} A D^{-1/2}, or with self-loops :math:`D_+^{-1/2} (A + I) D_+^{-1/2}`; kept as long
+    as the graph lives.
 
-    Degrees count incoming edges (plus one with ``self_loops``) and are clamped to one where they divide.
+    Degrees count incoming edges (plus one with ``self_loops``) and are clamped to one where they
+    divide.
     """
     known = _WEIGHTS.setdefault(graph, {})
     if self_loops not in known:
@@ -247,12 +298,17 @@ def gcn_weights(graph: Graph, *, self_loops: bool) -> FixedWeights:
             edge = root.index_select(0, graph.source) * root.index_select(0, graph.target)
             known[self_loops] = FixedWeights(edge, root.square())
         else:
-            known[self_loops] = FixedWeights(graph.edge_weight, graph.degree.new_zeros(graph.num_nodes))
+            known[self_loops] = FixedWeights(
+                graph.edge_weight, graph.degree.new_zeros(graph.num_nodes)
+            )
     return known[self_loops]
 
 
-def propagate(edge_weight: Tensor, own_weight: Tensor | None, own: Tensor, table: Tensor, pattern: Pattern) -> Tensor:
-    """Weighted sum over incoming edges, reading ``table``, plus the self-loop's share of ``own``: (n, c)."""
+def propagate(
+    edge_weight: Tensor, own_weight: Tensor | None, own: Tensor, table: Tensor, pattern: Pattern
+) -> Tensor:
+    """Weighted sum over incoming edges, reading ``table``, plus the self-loop's share of ``own``:
+    (n, c)."""
     received = aggregate(edge_weight, table, pattern)
     return received if own_weight is None else received + own_weight.unsqueeze(1) * own
 
@@ -271,11 +327,14 @@ def attend(
 ) -> Tensor:
     r"""Multi-head softmax attention over incoming edges; heads come first everywhere.
 
-    .. math:: o_i = \sum_j \alpha_{ij} v_j, \qquad \alpha_{i\cdot} = \mathrm{softmax}_j(q_i^\top k_j / \sqrt{w})
+    .. math::
+        o_i = \sum_j \alpha_{ij} v_j, \qquad
+        \alpha_{i\cdot} = \mathrm{softmax}_j(q_i^\top k_j / \sqrt{w})
 
-    ``query`` (M, rows, w), ``key`` and ``value`` (M, columns, w). ``own = (key, value)`` (M, rows, w) adds every node itself.
-    ``edge = (key, value)`` (M, entries, w) are added to the key and value of every entry (``value`` may be None). Rows without
-    any entry give zero. ``pattern`` has one entry for each edge. Result (M, rows, w).
+    ``query`` (M, rows, w), ``key`` and ``value`` (M, columns, w). ``own = (key, value)`` (M, rows,
+    w) adds every node itself. ``edge = (key, value)`` (M, entries, w) are added to the key and
+    value of every entry (``value`` may be None). Rows without any entry give zero. ``pattern`` has
+    one entry for each edge. Result (M, rows, w).
     """
     heads, rows, width = query.shape
     many = pattern.heads(heads)
@@ -287,7 +346,9 @@ def attend(
         scores,
         value.reshape(-1, width),
         many,
-        own=None if own is None else ((flat_query * own[0].reshape(-1, width)).sum(1), own[1].reshape(-1, width)),
+        own=None
+        if own is None
+        else ((flat_query * own[0].reshape(-1, width)).sum(1), own[1].reshape(-1, width)),
         edge_value=None if edge is None or edge[1] is None else edge[1].reshape(-1, width),
     ).view(heads, rows, width)
 
@@ -302,8 +363,9 @@ def softmax_aggregate(
 ) -> Tensor:
     """(entries,), (columns, w) -> (rows, w): values averaged with the softmax of each row's scores.
 
-    ``own = (scores (rows,), values (rows, w))`` takes part in every row's softmax. Weights are normalised after the sum, so no
-    per-entry division is needed; the row maximum is subtracted first, so nothing overflows.
+    ``own = (scores (rows,), values (rows, w))`` takes part in every row's softmax. Weights are
+    normalised after the sum, so no per-entry division is needed; the row maximum is subtracted
+    first, so nothing overflows.
     """
     top = row_maximum(scores, pattern)
     if own is not None:

@@ -2,11 +2,13 @@
 
 For a stored edge e = (u -> v), with normalised states z and edge features a_e,
 
-    F_src(e) = Pi(g_src([z_u ; z_v ; a_e])),    F_tgt(e) = Pi(g_tgt([z_u ; z_v ; a_e])),    Pi(A) = A / ||A||_F,
+    F_src(e) = Pi(g_src([z_u ; z_v ; a_e])),    F_tgt(e) = Pi(g_tgt([z_u ; z_v ; a_e])),    Pi(A) =
+    A / ||A||_F,
 
-where g_src and g_tgt are two-layer perceptrons 2c + d_e -> h -> d*d with ReLU. The first layer is linear in the concatenation,
-so it splits into two node-level products and a gather (plus a constant edge part): ten times fewer operations than a product of
-width 2c for every edge, and the same numbers.
+where g_src and g_tgt are two-layer perceptrons 2c + d_e -> h -> d*d with ReLU. The first layer is
+linear in the concatenation, so it splits into two node-level products and a gather (plus a constant
+edge part): ten times fewer operations than a product of width 2c for every edge, and the same
+numbers.
 """
 
 from __future__ import annotations
@@ -17,16 +19,26 @@ from torch import Tensor, nn
 from sheafdeq.errors import InputError
 from sheafdeq.kernels.edge_step import unit_or_zero
 
-__all__ = ["ROW_GUARD", "FirstLayer", "frobenius_normalise", "linear_layers", "map_generator", "normalise_rows", "restriction_maps"]
+__all__ = [
+    "ROW_GUARD",
+    "FirstLayer",
+    "frobenius_normalise",
+    "linear_layers",
+    "map_generator",
+    "normalise_rows",
+    "restriction_maps",
+]
 
 ROW_GUARD = 1e-12
-"""Rows of norm below this are divided by it instead: a zero row stays zero. Positive states never meet it."""
+"""Rows of norm below this are divided by it instead: a zero row stays zero. Positive states never
+meet it."""
 
 
 def normalise_rows(state: Tensor, d: int, q: int, order: float) -> Tensor:
     """Divide each of the n*d rows of length q by its p-norm; (n, d*q) -> (n, d*q).
 
-    Scale invariant: ``normalise_rows(s * H) == normalise_rows(H)`` for s > 0 (Lemma on pre-restriction normalisation).
+    Scale invariant: ``normalise_rows(s * H) == normalise_rows(H)`` for s > 0 (Lemma on
+    pre-restriction normalisation).
     """
     rows = state.view(-1, d, q)
     norm = torch.linalg.vector_norm(rows, ord=order, dim=-1, keepdim=True)
@@ -34,15 +46,21 @@ def normalise_rows(state: Tensor, d: int, q: int, order: float) -> Tensor:
 
 
 def frobenius_normalise(maps: Tensor) -> Tensor:
-    """(e, d, d) -> (e, d, d) with unit Frobenius norm; a map of norm below 1e-12 counts as zero and passes no gradient."""
+    """(e, d, d) -> (e, d, d) with unit Frobenius norm; a map of norm below 1e-12 counts as zero and
+    passes no gradient."""
     return unit_or_zero(maps.flatten(1)).view_as(maps)
 
 
-def map_generator(channels: int, edge_dim: int, stalk_dim: int, hidden: int | None = None) -> nn.Sequential:
-    """``Sequential(Linear(2c + d_e, c), ReLU, Linear(c, d*d))``; inputs: source state, target state, edge features."""
+def map_generator(
+    channels: int, edge_dim: int, stalk_dim: int, hidden: int | None = None
+) -> nn.Sequential:
+    """``Sequential(Linear(2c + d_e, c), ReLU, Linear(c, d*d))``; inputs: source state, target
+    state, edge features."""
     hidden = channels if hidden is None else hidden
     return nn.Sequential(
-        nn.Linear(2 * channels + edge_dim, hidden), nn.ReLU(), nn.Linear(hidden, stalk_dim * stalk_dim)
+        nn.Linear(2 * channels + edge_dim, hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, stalk_dim * stalk_dim),
     )
 
 
@@ -57,10 +75,13 @@ def linear_layers(generator: nn.Sequential) -> tuple[nn.Linear, nn.Linear]:
 class FirstLayer:
     """The first generator layer of both generators side by side, split by what it multiplies.
 
-    ``source`` (2h, c), ``target`` (2h, c), ``edge`` (2h, d_e), ``bias`` (2h,): rows 0..h-1 belong to the source generator.
+    ``source`` (2h, c), ``target`` (2h, c), ``edge`` (2h, d_e), ``bias`` (2h,): rows 0..h-1 belong
+    to the source generator.
     """
 
-    def __init__(self, source_maps: nn.Sequential, target_maps: nn.Sequential, channels: int) -> None:
+    def __init__(
+        self, source_maps: nn.Sequential, target_maps: nn.Sequential, channels: int
+    ) -> None:
         first = [linear_layers(generator)[0] for generator in (source_maps, target_maps)]
         weight = torch.cat([layer.weight for layer in first])
         self.source = weight[:, :channels]
@@ -79,8 +100,8 @@ def restriction_maps(
 ) -> tuple[Tensor, Tensor]:
     """Normalised maps of every edge from gathered first-layer products.
 
-    ``source_hidden``, ``target_hidden``, ``edge_hidden``: (e, 2h) rows for the source node, the target node (bias included) and
-    the edge itself. Returns F_src, F_tgt, each (e, d, d).
+    ``source_hidden``, ``target_hidden``, ``edge_hidden``: (e, 2h) rows for the source node, the
+    target node (bias included) and the edge itself. Returns F_src, F_tgt, each (e, d, d).
     """
     hidden = source_hidden + target_hidden
     if edge_hidden is not None:

@@ -1,7 +1,8 @@
 """Cellular sheaves with given maps: coboundary, Laplacian, sections, diffusion, and soft consensus.
 
-A sheaf on an undirected graph has one map F_{v <| e}: R^d -> R^d for every incidence of a node v with an edge e. Edges are given
-once, as pairs (tail, head); the orientation only fixes signs of the coboundary.
+A sheaf on an undirected graph has one map F_{v <| e}: R^d -> R^d for every incidence of a node v
+with an edge e. Edges are given once, as pairs (tail, head); the orientation only fixes signs of the
+coboundary.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ __all__ = ["CellularSheaf"]
 
 @dataclass(frozen=True, eq=False)
 class CellularSheaf:
-    """``edges`` (2, m) undirected edges, each once; ``tail_maps`` and ``head_maps`` (m, d, d) their two incidence maps."""
+    """``edges`` (2, m) undirected edges, each once; ``tail_maps`` and ``head_maps`` (m, d, d) their
+    two incidence maps."""
 
     num_nodes: int
     edges: Tensor
@@ -39,7 +41,10 @@ class CellularSheaf:
         if m and (int(self.edges.min()) < 0 or int(self.edges.max()) >= self.num_nodes):
             raise InputError(f"edges name nodes outside 0..{self.num_nodes - 1}")
         if bool((self.edges[0] == self.edges[1]).any()):
-            raise InputError("a cellular sheaf has no self-loops: both incidences of an edge would be the same node")
+            raise InputError(
+                "a cellular sheaf has no self-loops: both incidences of an edge "
+                "would be the same node"
+            )
 
     @property
     def stalk_dim(self) -> int:
@@ -50,7 +55,10 @@ class CellularSheaf:
     def graph(self) -> Graph:
         """Both stored directions of every edge (features are empty)."""
         index = torch.cat([self.edges, self.edges.flip(0)], dim=1)
-        return Graph.build(torch.zeros(self.num_nodes, 0, dtype=self.tail_maps.dtype, device=self.edges.device), index)
+        return Graph.build(
+            torch.zeros(self.num_nodes, 0, dtype=self.tail_maps.dtype, device=self.edges.device),
+            index,
+        )
 
     @cached_property
     def operator(self) -> SheafOperator:
@@ -83,14 +91,21 @@ class CellularSheaf:
         return root[:, None] * self.laplacian * root[None, :]
 
     def global_sections(self, tolerance: float = 1e-9) -> Tensor:
-        """(n*d, k) orthonormal basis of H^0 = ker L: assignments that agree in every edge stalk (hard consensus)."""
+        """(n*d, k) orthonormal basis of H^0 = ker L: assignments that agree in every edge stalk
+        (hard consensus)."""
         values, vectors = torch.linalg.eigh(self.laplacian)
-        return vectors[:, values <= tolerance * max(1.0, float(values.max()) if len(values) else 1.0)]
+        return vectors[
+            :, values <= tolerance * max(1.0, float(values.max()) if len(values) else 1.0)
+        ]
 
     def harmonic_projection(self, values: Tensor, tolerance: float = 1e-9) -> Tensor:
         """(n*d, q) orthogonal projection onto ker Delta: where normalised sheaf diffusion ends."""
         eigenvalues, vectors = torch.linalg.eigh(self.normalised_laplacian)
-        kernel = vectors[:, eigenvalues <= tolerance * max(1.0, float(eigenvalues.max()) if len(eigenvalues) else 1.0)]
+        kernel = vectors[
+            :,
+            eigenvalues
+            <= tolerance * max(1.0, float(eigenvalues.max()) if len(eigenvalues) else 1.0),
+        ]
         return kernel @ (kernel.T @ values)
 
     def diffuse(self, values: Tensor, *, time: float) -> Tensor:
@@ -99,8 +114,11 @@ class CellularSheaf:
             raise InputError(f"diffusion runs forward: time must be at least 0, got {time!r}")
         return torch.linalg.matrix_exp(-time * self.normalised_laplacian) @ values
 
-    def diffuse_steps(self, values: Tensor, *, step_size: float, solver: Picard | None = None) -> Solution:
-        """Discrete diffusion H <- (I - step_size * Delta) H; converges iff step_size * lambda_max(Delta) < 2.
+    def diffuse_steps(
+        self, values: Tensor, *, step_size: float, solver: Picard | None = None
+    ) -> Solution:
+        """Discrete diffusion H <- (I - step_size * Delta) H; converges iff step_size *
+        lambda_max(Delta) < 2.
 
         ``values`` (n, d, q). Nothing is assumed: the returned solution says whether it settled.
         """
@@ -113,29 +131,40 @@ class CellularSheaf:
 
         return solver.solve(step, values.reshape(n, d * q))
 
-    def pagerank_steps(self, signal: Tensor, teleport: float, solver: Picard | None = None) -> Solution:
-        """h <- (1 - teleport) P h + teleport * signal, the personalised-PageRank recurrence on the sheaf.
+    def pagerank_steps(
+        self, signal: Tensor, teleport: float, solver: Picard | None = None
+    ) -> Solution:
+        """h <- (1 - teleport) P h + teleport * signal, the personalised-PageRank recurrence on the
+        sheaf.
 
-        ``signal`` (n, d, q). P can have eigenvalues down to -1 and below for large maps, so convergence is reported, not assumed.
+        ``signal`` (n, d, q). P can have eigenvalues down to -1 and below for large maps, so
+        convergence is reported, not assumed.
         """
         _checked_teleport(teleport)
         solver = solver or Picard(steps=10_000, tolerance=1e-10, stop_early=True)
         n, d, q = signal.shape
 
         def step(state: Tensor) -> Tensor:
-            return ((1 - teleport) * self.operator.apply(state.view(n, d, q)) + teleport * signal).reshape(n, d * q)
+            return (
+                (1 - teleport) * self.operator.apply(state.view(n, d, q)) + teleport * signal
+            ).reshape(n, d * q)
 
         return solver.solve(step, signal.reshape(n, d * q))
 
     def resolvent(self, signal: Tensor, teleport: float) -> Tensor:
-        """(n, d, q) the limit [I + ((1 - teleport)/teleport) Delta]^{-1} signal: soft consensus, a low-pass filter.
+        """(n, d, q) the limit [I + ((1 - teleport)/teleport) Delta]^{-1} signal: soft consensus, a
+        low-pass filter.
 
-        As teleport -> 0 it tends to the projection onto ker Delta (hard consensus); as teleport -> 1, to the signal itself.
+        As teleport -> 0 it tends to the projection onto ker Delta (hard consensus); as teleport ->
+        1, to the signal itself.
         """
         _checked_teleport(teleport)
         n, d, q = signal.shape
         delta = self.normalised_laplacian
-        system = torch.eye(n * d, dtype=delta.dtype, device=delta.device) + (1 - teleport) / teleport * delta
+        system = (
+            torch.eye(n * d, dtype=delta.dtype, device=delta.device)
+            + (1 - teleport) / teleport * delta
+        )
         return torch.linalg.solve(system, signal.reshape(n * d, q)).view(n, d, q)
 
 

@@ -1,4 +1,5 @@
-"""SheafCascade: adaptive signed sheaf propagation whose equilibrium is guaranteed for every weight."""
+"""SheafCascade: adaptive signed sheaf propagation whose equilibrium is guaranteed for every
+weight."""
 
 from __future__ import annotations
 
@@ -35,12 +36,14 @@ from sheafdeq.solvers.iterate import Function, Observer
 __all__ = ["CascadeContext", "Sheaf", "SheafCascade"]
 
 MAP_SOFTENING = 1e-3
-"""Maps are A / sqrt(||A||_F^2 + softening^2): unit norm in practice, smooth at zero, Lipschitz with 1/softening."""
+"""Maps are A / sqrt(||A||_F^2 + softening^2): unit norm in practice, smooth at zero, Lipschitz with
+1/softening."""
 
 
 @dataclass(frozen=True, eq=False)
 class Sheaf:
-    """What one level takes from the level below: blocks on the edges and nodes, and a drive. Constant while the level settles."""
+    """What one level takes from the level below: blocks on the edges and nodes, and a drive.
+    Constant while the level settles."""
 
     blocks: Tensor  # (e, d, d) F_tgt^T F_src / sqrt(deg_u deg_v)
     diagonal: Tensor  # (n, d, d) I - (1/deg) sum F_tgt^T F_tgt
@@ -49,11 +52,13 @@ class Sheaf:
 
 @dataclass(frozen=True, eq=False)
 class CascadeContext:
-    """What stays constant during one solve: the features' share of every level, and the whole first sheaf."""
+    """What stays constant during one solve: the features' share of every level, and the whole first
+    sheaf."""
 
     incidence: Incidence
     edge_hidden: Tensor = edge_field()  # (e, h), or (e, L*h) when levels are not tied
-    node_drive: Tensor = node_field()  # (n, groups * c) the features' share of the drive, before ReLU
+    # (n, groups * c) the features' share of the drive, before ReLU
+    node_drive: Tensor = node_field()
     first_blocks: Tensor = edge_field()  # (e, d, d) the first level reads the features alone
     first_diagonal: Tensor = node_field()  # (n, d, d)
     first_drive: Tensor = node_field()  # (n, c)
@@ -68,9 +73,9 @@ class Level(nn.Module):
         F_src, F_tgt = soft-normalised linear images of hidden_e                         (e, d, d)
         B = ReLU(A z + features of the node + P_F (W_3 z W_4))                         (n, c)
 
-    P_F is the signed sheaf propagation, so a level is one signed, adaptive message-passing step (the drive) followed by an
-    equilibrium on the same sheaf. Nothing here needs a bound: the guarantee uses only that B >= 0 and that everything
-    is locally Lipschitz in the level below.
+    P_F is the signed sheaf propagation, so a level is one signed, adaptive message-passing step
+    (the drive) followed by an equilibrium on the same sheaf. Nothing here needs a bound: the
+    guarantee uses only that B >= 0 and that everything is locally Lipschitz in the level below.
     """
 
     def __init__(self, width: int, stalk_dim: int, channels: int, hidden: int) -> None:
@@ -88,21 +93,24 @@ class Level(nn.Module):
 
 
 class SheafCascade(EquilibriumModel):
-    r"""A tower of sheaf equilibria: each level settles on a sheaf inferred, without limits, from the level below.
+    r"""A tower of sheaf equilibria: each level settles on a sheaf inferred, without limits, from
+    the level below.
 
     .. math::
         H_l^\star = \beta + B_l + \varphi(y_l^+, y_l^-), \qquad
         y_l^\pm = \tfrac12\bigl(|P_l|\,H_l^\star\,|W_2| \pm P_l H_l^\star W_2\bigr), \qquad
         (P_l, B_l) = \mathrm{Level}_l(H_{l-1}^\star), \quad H_0 = \text{features}
 
-    where :math:`P_l` includes the stalk mixing :math:`W_1`. y+ collects what excites a coordinate and y- what inhibits it; both
-    have nonnegative coefficients, which makes the update strongly subhomogeneous. Given the level below, a level contracts
-    Thompson's metric with :math:`m(\beta) < 1` for **every** weight, so the tower has one equilibrium, reached from every positive start,
+    where :math:`P_l` includes the stalk mixing :math:`W_1`. y+ collects what excites a coordinate
+    and y- what inhibits it; both have nonnegative coefficients, which makes the update strongly
+    subhomogeneous. Given the level below, a level contracts Thompson's metric with :math:`m(\beta)
+    < 1` for **every** weight, so the tower has one equilibrium, reached from every positive start,
     synchronously or with bounded delays (``docs/theory.md``, Theorem 23 and Corollary 26).
 
-    **One joint recurrence.** The state is (n, L*c), all levels side by side; :meth:`step` updates all of them at once, so solvers,
-    diagnostics and the asynchronous simulator treat it as any other model. Training uses :meth:`solve_staged`: level by level, the
-    sheaf inferred once for each level. Both have the same equilibrium.
+    **One joint recurrence.** The state is (n, L*c), all levels side by side; :meth:`step` updates
+    all of them at once, so solvers, diagnostics and the asynchronous simulator treat it as any
+    other model. Training uses :meth:`solve_staged`: level by level, the sheaf inferred once for
+    each level. Both have the same equilibrium.
 
     Args:
         in_channels: width f of the node features.
@@ -111,21 +119,30 @@ class SheafCascade(EquilibriumModel):
         channels: feature channels q; each level's state has c = d*q entries a node.
         levels: L.
         level_steps: Picard steps of every level; the horizon is ``steps = levels * level_steps``.
-        training_steps: steps of every level while training, one of these drawn for each solve: cheaper than ``level_steps``,
-            and the readout learns the equilibrium rather than one number of steps. Empty: always ``level_steps``.
-        tied: one set of weights for all levels (the parameter count does not depend on L), or one for each.
-        shift: beta; m(beta) < 1 needs 1.25 with the balance gate, 1.19968 with the tanh gate, any beta > 1 with the rational one.
-        gate: how the propagation enters, ``"balance"``, ``"tanh"`` or ``"rational"`` (:mod:`sheafdeq.models.split`).
+        training_steps: steps of every level while training, one of these drawn for each solve:
+            cheaper than ``level_steps``, and the readout learns the equilibrium rather than one
+            number of steps. Empty: always ``level_steps``.
+        tied: one set of weights for all levels (the parameter count does not depend on L), or one
+            for each.
+        shift: beta; m(beta) < 1 needs 1.25 with the balance gate, 1.19968 with the tanh gate, any
+            beta > 1 with the rational one.
+        gate: how the propagation enters, ``"balance"``, ``"tanh"`` or ``"rational"``
+            (:mod:`sheafdeq.models.split`).
         hidden: hidden width h of each map generator.
         edge_hidden: hidden width of the feature share of the generators.
-        gain: factor on the Xavier values of W_2 (the tanh gate needs y+- near one at the start; the balance gate does not care).
-        feature_noise: standard deviation of Gaussian noise on the node features while training, drawn once a solve.
+        gain: factor on the Xavier values of W_2 (the tanh gate needs y+- near one at the start; the
+            balance gate does not care).
+        feature_noise: standard deviation of Gaussian noise on the node features while training,
+            drawn once a solve.
         edge_dropout: share of the edges that carry no message while training, drawn once a solve.
-        differences: whether the edges see the difference of the raw features at their ends and its length. Without, they see
-            their own features (or nothing) and the states below, as the paper's SheafDEQ does.
+        differences: whether the edges see the difference of the raw features at their ends and its
+            length. Without, they see their own features (or nothing) and the states below, as the
+            paper's SheafDEQ does.
         edge_dim: width of the edge features; None without.
-        solver: ``None`` (``steps`` Picard steps, staged) or a solver object; its step limit is shared evenly by the levels.
-        gradient: as for every equilibrium model; ``"implicit"`` is well posed for every weight here.
+        solver: ``None`` (``steps`` Picard steps, staged) or a solver object; its step limit is
+            shared evenly by the levels.
+        gradient: as for every equilibrium model; ``"implicit"`` is well posed for every weight
+            here.
 
     Shapes: x (n, f), edge_index (2, e), edge_attr (e, edge_dim), output (n, o).
     """
@@ -180,7 +197,11 @@ class SheafCascade(EquilibriumModel):
         self.training_steps = training_steps
         self.gate = gate_by_name(gate)
         self.shift = self.gate.checked_shift(shift)
-        self.gain, self.feature_noise, self.edge_dropout = float(gain), float(feature_noise), float(edge_dropout)
+        self.gain, self.feature_noise, self.edge_dropout = (
+            float(gain),
+            float(feature_noise),
+            float(edge_dropout),
+        )
         self.edge_dim = edge_dim or None
         self.hidden, self.differences = hidden, bool(differences)
         edge_width = edge_feature_width(in_channels, self.edge_dim, differences=self.differences)
@@ -191,20 +212,28 @@ class SheafCascade(EquilibriumModel):
             nn.Linear(edge_width, edge_hidden), nn.ReLU(), nn.Linear(edge_hidden, hidden * groups)
         )
         self.feature_drive = nn.Linear(in_channels, c * groups, bias=False)
-        self.level_modules = nn.ModuleList(Level(c, stalk_dim, channels, hidden) for _ in range(groups))
+        self.level_modules = nn.ModuleList(
+            Level(c, stalk_dim, channels, hidden) for _ in range(groups)
+        )
         self.readout_norm = nn.LayerNorm(c)
         self.output = Readout(c, out_channels)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Xavier uniform for matrices (W_2 times ``gain``), zero for biases, LayerNorm at the identity."""
+        """Xavier uniform for matrices (W_2 times ``gain``), zero for biases, LayerNorm at the
+        identity."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
             elif isinstance(module, Level):
-                for mixing in (module.message_stalk, module.message_channel, module.stalk_mixing, module.channel_mixing):
+                for mixing in (
+                    module.message_stalk,
+                    module.message_channel,
+                    module.stalk_mixing,
+                    module.channel_mixing,
+                ):
                     nn.init.xavier_uniform_(mixing)
                 with torch.no_grad():
                     module.channel_mixing.mul_(self.gain)
@@ -221,13 +250,15 @@ class SheafCascade(EquilibriumModel):
 
     @property
     def level_rate(self) -> float:
-        """m(beta): the proven rate of every level in Thompson's metric, given the level below, for all weights (Corollary 19)."""
+        """m(beta): the proven rate of every level in Thompson's metric, given the level below, for
+        all weights (Corollary 19)."""
         return self.gate.coefficient(self.shift).upper
 
     # ------------------------------------------------------------------ the contract
 
     def prepare(self, graph: Graph) -> CascadeContext:
-        """The features' share of every level, and the first sheaf, which reads the features alone."""
+        """The features' share of every level, and the first sheaf, which reads the features
+        alone."""
         incidence = incidence_of(graph)
         x = graph.x
         if self.training and self.feature_noise:
@@ -235,12 +266,18 @@ class SheafCascade(EquilibriumModel):
         edge_hidden = self.edge_encoder(edge_features(graph, x, differences=self.differences))
         if self.training and self.edge_dropout:
             keep = 1 - self.edge_dropout
-            weight = incidence.edge_weight * torch.empty_like(incidence.edge_weight).bernoulli_(keep) / keep
+            weight = (
+                incidence.edge_weight
+                * torch.empty_like(incidence.edge_weight).bernoulli_(keep)
+                / keep
+            )
             incidence = reweighted(incidence, weight)
         node_drive = self.feature_drive(x)
         base = self.encoder(x)
         sheaf = self._infer(0, base, base, incidence, edge_hidden, node_drive)
-        return CascadeContext(incidence, edge_hidden, node_drive, sheaf.blocks, sheaf.diagonal, sheaf.drive)
+        return CascadeContext(
+            incidence, edge_hidden, node_drive, sheaf.blocks, sheaf.diagonal, sheaf.drive
+        )
 
     def initial_state(self, context: CascadeContext) -> Tensor:
         """(n, L*c) the shift everywhere."""
@@ -252,7 +289,8 @@ class SheafCascade(EquilibriumModel):
         return self._joint_step(state, None, context)
 
     def local_step(self, own: Tensor, received: Tensor, context: CascadeContext) -> Tensor:
-        """The same update with edge k reading the source state ``received[k]`` (all levels of it)."""
+        """The same update with edge k reading the source state ``received[k]`` (all levels of
+        it)."""
         return self._joint_step(own, received, context)
 
     def readout(self, state: Tensor, context: CascadeContext) -> Tensor:
@@ -272,23 +310,36 @@ class SheafCascade(EquilibriumModel):
         adjoint: Adjoint | None = None,
         observe: Observer | None = None,
     ) -> Solution:
-        """Staged by default; the joint iteration when steps, a start, a solver or an observer is given."""
+        """Staged by default; the joint iteration when steps, a start, a solver or an observer is
+        given."""
         if steps is None and initial_state is None and solver is None and observe is None:
             return self.solve_staged(context, graph, adjoint=adjoint)
         return super().solve(
-            context, graph, steps=steps, initial_state=initial_state, solver=solver, adjoint=adjoint, observe=observe
+            context,
+            graph,
+            steps=steps,
+            initial_state=initial_state,
+            solver=solver,
+            adjoint=adjoint,
+            observe=observe,
         )
 
     def solve_staged(
-        self, context: CascadeContext, graph: Graph, *, solver: Solver | None = None, adjoint: Adjoint | None = None
+        self,
+        context: CascadeContext,
+        graph: Graph,
+        *,
+        solver: Solver | None = None,
+        adjoint: Adjoint | None = None,
     ) -> Solution:
         """Level by level: infer the sheaf once, iterate the level, go on to the next.
 
-        ``solver``'s step limit (default: the trained horizon) is shared evenly by the levels; every level starts at beta + B.
-        While level l runs, the levels below are final, so a level's residual is that of the joint state in its columns, and the
-        joint residual is the largest of them: CONVERGED here means CONVERGED there (by Thompson's metric, exactly; by a distance
-        relative to the row, because a level's row is part of the joint one). With an implicit gradient ``solution.backward``
-        merges the backward solves of all levels.
+        ``solver``'s step limit (default: the trained horizon) is shared evenly by the levels; every
+        level starts at beta + B. While level l runs, the levels below are final, so a level's
+        residual is that of the joint state in its columns, and the joint residual is the largest of
+        them: CONVERGED here means CONVERGED there (by Thompson's metric, exactly; by a distance
+        relative to the row, because a level's row is part of the joint one). With an implicit
+        gradient ``solution.backward`` merges the backward solves of all levels.
         """
         if solver is None and self.training and self.training_steps:
             drawn = int(torch.randint(len(self.training_steps), (1,)))
@@ -298,7 +349,10 @@ class SheafCascade(EquilibriumModel):
             solver = solver.with_steps(max(1, solver.steps // self.levels))
         solver = self.judged(solver)
         adjoint = adjoint if adjoint is not None else self.adjoint
-        options: dict[str, Any] = {"graph_of_node": graph.graph_of_node, "num_graphs": graph.num_graphs}
+        options: dict[str, Any] = {
+            "graph_of_node": graph.graph_of_node,
+            "num_graphs": graph.num_graphs,
+        }
         below: Tensor | None = None
         parts: list[Solution] = []
         for level in range(self.levels):
@@ -306,17 +360,27 @@ class SheafCascade(EquilibriumModel):
             step = self.level_map(level, sheaf, context)
             start = sheaf.drive + self.shift
             recording = torch.is_grad_enabled()
-            solution = adjoint.solve(step, start, solver, **options) if recording else solver.solve(step, start, **options)
+            solution = (
+                adjoint.solve(step, start, solver, **options)
+                if recording
+                else solver.solve(step, start, **options)
+            )
             parts.append(solution)
             below = solution.value
         return Solution.merged(parts)
 
-    def solve_to_equilibrium(self, context: CascadeContext, graph: Graph, solver: Solver) -> Solution:
-        """Level by level, each to the tolerance and with the whole step limit; the tower is then at rest as one."""
-        return self.solve_staged(context, graph, solver=solver.with_steps(solver.steps * self.levels))
+    def solve_to_equilibrium(
+        self, context: CascadeContext, graph: Graph, solver: Solver
+    ) -> Solution:
+        """Level by level, each to the tolerance and with the whole step limit; the tower is then at
+        rest as one."""
+        return self.solve_staged(
+            context, graph, solver=solver.with_steps(solver.steps * self.levels)
+        )
 
     def sheaf(self, level: int, below: Tensor | None, context: CascadeContext) -> Sheaf:
-        """The sheaf of a level (0-based) that the state ``below`` (n, c) decides; level 0 reads the features."""
+        """The sheaf of a level (0-based) that the state ``below`` (n, c) decides; level 0 reads the
+        features."""
         if not 0 <= level < self.levels:
             raise InputError(f"level must be from 0 to {self.levels - 1}, got {level!r}")
         if level and below is None:
@@ -330,11 +394,15 @@ class SheafCascade(EquilibriumModel):
         assert isinstance(module, Level)
         return module
 
-    def _sheaf(self, level: int, own: Tensor | None, received: Tensor | None, context: CascadeContext) -> Sheaf:
+    def _sheaf(
+        self, level: int, own: Tensor | None, received: Tensor | None, context: CascadeContext
+    ) -> Sheaf:
         if level == 0:
             return Sheaf(context.first_blocks, context.first_diagonal, context.first_drive)
         assert own is not None
-        return self._infer(level, own, received, context.incidence, context.edge_hidden, context.node_drive)
+        return self._infer(
+            level, own, received, context.incidence, context.edge_hidden, context.node_drive
+        )
 
     def _infer(
         self,
@@ -345,7 +413,8 @@ class SheafCascade(EquilibriumModel):
         edge_hidden: Tensor,
         node_drive: Tensor,
     ) -> Sheaf:
-        """From the level below (``received`` holds source rows for each edge, or is None or ``own`` on a whole graph)."""
+        """From the level below (``received`` holds source rows for each edge, or is None or ``own``
+        on a whole graph)."""
         module = self._level(level)
         group = 0 if self.tied else level
         d, q, h, c = self.stalk_dim, self.channels, self.hidden, self.width
@@ -358,21 +427,35 @@ class SheafCascade(EquilibriumModel):
         weight, bias = module.maps.weight, module.maps.bias
         message = module.message_stalk @ z.view(-1, d, q) @ module.message_channel
         if whole:
-            blocks, diagonal = generate(source, target, edge, weight, bias, incidence, sign=-1, softening=MAP_SOFTENING)
+            blocks, diagonal = generate(
+                source, target, edge, weight, bias, incidence, sign=-1, softening=MAP_SOFTENING
+            )
             spread = propagate(blocks, diagonal, message, incidence)
         else:
             hidden = edge + source + target.index_select(0, incidence.target)
-            blocks, diagonal = blocks_from_hidden(hidden, weight, bias, incidence, sign=-1, softening=MAP_SOFTENING)
+            blocks, diagonal = blocks_from_hidden(
+                hidden, weight, bias, incidence, sign=-1, softening=MAP_SOFTENING
+            )
             arriving = module.message_stalk @ z_table.view(-1, d, q) @ module.message_channel
             spread = edge_product(blocks, arriving, incidence) + diagonal @ message
-        drive = (module.own(z) + node_drive[:, group * c : (group + 1) * c] + spread.reshape(-1, c)).relu()
+        drive = (
+            module.own(z) + node_drive[:, group * c : (group + 1) * c] + spread.reshape(-1, c)
+        ).relu()
         return Sheaf(blocks, diagonal, drive)
 
     def level_map(self, level: int, sheaf: Sheaf, context: CascadeContext) -> Function:
-        """The map (n, c) -> (n, c) that level ``level`` iterates on a given sheaf; a contraction with :attr:`level_rate`."""
+        """The map (n, c) -> (n, c) that level ``level`` iterates on a given sheaf; a contraction
+        with :attr:`level_rate`."""
         module = self._level(level)
         blocks, diagonal = sheaf.blocks @ module.stalk_mixing, sheaf.diagonal @ module.stalk_mixing
-        return gated_map(blocks, diagonal, module.channel_mixing, sheaf.drive + self.shift, self.gate, context.incidence)
+        return gated_map(
+            blocks,
+            diagonal,
+            module.channel_mixing,
+            sheaf.drive + self.shift,
+            self.gate,
+            context.incidence,
+        )
 
     def _joint_step(self, own: Tensor, received: Tensor | None, context: CascadeContext) -> Tensor:
         c, d, q = self.width, self.stalk_dim, self.channels
@@ -387,8 +470,15 @@ class SheafCascade(EquilibriumModel):
                 images.append(self.level_map(level, sheaf, context)(state))
                 continue
             module = self._level(level)
-            blocks, diagonal = sheaf.blocks @ module.stalk_mixing, sheaf.diagonal @ module.stalk_mixing
-            (plus, minus), (own_plus, own_minus), mixing = two_parts(blocks), two_parts(diagonal), two_parts(module.channel_mixing)
+            blocks, diagonal = (
+                sheaf.blocks @ module.stalk_mixing,
+                sheaf.diagonal @ module.stalk_mixing,
+            )
+            (plus, minus), (own_plus, own_minus), mixing = (
+                two_parts(blocks),
+                two_parts(diagonal),
+                two_parts(module.channel_mixing),
+            )
             h, arriving = state.view(-1, d, q), received[:, columns].reshape(-1, d, q)
             parts = edge_parts(
                 (plus, own_plus),
@@ -397,11 +487,14 @@ class SheafCascade(EquilibriumModel):
                 (arriving @ mixing[0], arriving @ mixing[1]),
                 context.incidence,
             )
-            images.append(sheaf.drive + self.shift + self.gate.of_parts(*parts).reshape(state.shape))
+            images.append(
+                sheaf.drive + self.shift + self.gate.of_parts(*parts).reshape(state.shape)
+            )
         return torch.cat(images, dim=1)
 
     def __repr__(self) -> str:
         return (
-            f"SheafCascade({self.in_channels}, {self.out_channels}, stalk_dim={self.stalk_dim}, channels={self.channels}, "
+            f"SheafCascade({self.in_channels}, {self.out_channels}, stalk_dim={self.stalk_dim}, "
+            f"channels={self.channels}, "
             f"levels={self.levels}, tied={self.tied}, shift={self.shift:g}, steps={self.steps})"
         )

@@ -12,7 +12,14 @@ from sheafdeq.data.graph import Graph
 from sheafdeq.distances import THOMPSON
 from sheafdeq.equilibrium import EquilibriumModel, Readout
 from sheafdeq.errors import InputError
-from sheafdeq.kernels.edge_step import Layers, StepOptions, StepWeights, Tables, sheaf_propagate, sheaf_step
+from sheafdeq.kernels.edge_step import (
+    Layers,
+    StepOptions,
+    StepWeights,
+    Tables,
+    sheaf_propagate,
+    sheaf_step,
+)
 from sheafdeq.kernels.layout import EdgeLayout
 from sheafdeq.models.checks import checked_positive
 from sheafdeq.models.operator import SheafOperator
@@ -36,25 +43,30 @@ class SheafContext:
 
     incidence: Incidence
     drive: Tensor = node_field()  # (n, c) B(X) >= 0
-    edge_hidden: Tensor | None = edge_field(default=None)  # (e, 2h) first-layer contribution of the edge features
+    # (e, 2h) first-layer contribution of the edge features
+    edge_hidden: Tensor | None = edge_field(default=None)
 
 
 class SheafDEQ(EquilibriumModel):
-    r"""The state decides restriction maps on every edge, the maps decide a sheaf operator, the operator acts on the state.
+    r"""The state decides restriction maps on every edge, the maps decide a sheaf operator, the
+    operator acts on the state.
 
     .. math::
         H^\star = \tanh\bigl(P_{F(H^\star)} (I_n \otimes W_1) H^\star W_2\bigr) + \beta + B(X)
 
     with :math:`P_F = I - D^{-1/2} L_F D^{-1/2}` the scalar-degree-normalised sheaf propagation
-    (:class:`~sheafdeq.models.operator.SheafOperator`), :math:`F(H)` the maps inferred from the row-normalised state
-    (:mod:`~sheafdeq.models.restriction`) and :math:`B(X) = \mathrm{ReLU}(X A + b)` the drive.
+    (:class:`~sheafdeq.models.operator.SheafOperator`), :math:`F(H)` the maps inferred from the
+    row-normalised state (:mod:`~sheafdeq.models.restriction`) and :math:`B(X) = \mathrm{ReLU}(X A +
+    b)` the drive.
 
-    The published well-posedness theorem for this update does not hold as stated (``docs/theory.md`` has the counterexample):
-    whether the equilibrium is unique and reached is a property of the trained weights. The solution's status reports what happened;
-    ``sheafdeq certify`` says what can be proved.
+    The published well-posedness theorem for this update does not hold as stated (``docs/theory.md``
+    has the counterexample): whether the equilibrium is unique and reached is a property of the
+    trained weights. The solution's status reports what happened; ``sheafdeq certify`` says what can
+    be proved.
 
-    Parameters (state-dict names in brackets): drive [``drive``], generators of the maps [``source_maps``, ``target_maps``],
-    stalk mixing W_1 (d x d) [``stalk_mixing``], channel mixing W_2 (q x q) [``channel_mixing``], readout [``readout``].
+    Parameters (state-dict names in brackets): drive [``drive``], generators of the maps
+    [``source_maps``, ``target_maps``], stalk mixing W_1 (d x d) [``stalk_mixing``], channel mixing
+    W_2 (q x q) [``channel_mixing``], readout [``readout``].
 
     Args:
         in_channels: width f of the node features.
@@ -67,16 +79,19 @@ class SheafDEQ(EquilibriumModel):
         pre_norm: row-normalise the state before the generators (False is the paper's ablation).
         norm_order: p in [1, inf] of that normalisation.
         solver: ``None``/``"picard"`` (exactly ``steps`` steps), ``"anderson"``, or a solver object.
-        gradient: ``"unrolled"`` (the paper's), ``"implicit"``, ``"truncated:k"``, or an adjoint object.
+        gradient: ``"unrolled"`` (the paper's), ``"implicit"``, ``"truncated:k"``, or an adjoint
+            object.
 
     Shapes: x (n, f), edge_index (2, e), edge_attr (e, edge_dim), output (n, o).
 
-    Invariants (each a test): maps do not change when the state is scaled; with ``pre_norm`` the propagation is positively
-    homogeneous; every iterate after the first lies in [beta - 1, beta + 1 + B(X)]; node permutations commute with the step;
-    a batch gives each graph what it would get alone.
+    Invariants (each a test): maps do not change when the state is scaled; with ``pre_norm`` the
+    propagation is positively homogeneous; every iterate after the first lies in [beta - 1, beta + 1
+    + B(X)]; node permutations commute with the step; a batch gives each graph what it would get
+    alone.
 
-    Special graphs: an isolated node receives nothing and its diagonal block is the identity; self-loops and duplicate edges count
-    as stored edges; directed input is used as given (degrees count incoming edges). A graph without nodes gives an empty output.
+    Special graphs: an isolated node receives nothing and its diagonal block is the identity;
+    self-loops and duplicate edges count as stored edges; directed input is used as given (degrees
+    count incoming edges). A graph without nodes gives an empty output.
 
     Reference: Bourgerie, Girdzijauskas, Fodor, "Fixed Points Without Fixed Diffusion", 2026.
     """
@@ -99,11 +114,21 @@ class SheafDEQ(EquilibriumModel):
         gradient: str | Adjoint = "unrolled",
     ) -> None:
         super().__init__(steps=steps, solver=solver, gradient=gradient)
-        checked_positive(in_channels=in_channels, out_channels=out_channels, stalk_dim=stalk_dim, channels=channels)
-        if edge_dim is not None and (isinstance(edge_dim, bool) or not isinstance(edge_dim, int) or edge_dim < 0):
+        checked_positive(
+            in_channels=in_channels,
+            out_channels=out_channels,
+            stalk_dim=stalk_dim,
+            channels=channels,
+        )
+        if edge_dim is not None and (
+            isinstance(edge_dim, bool) or not isinstance(edge_dim, int) or edge_dim < 0
+        ):
             raise InputError(f"edge_dim must be a non-negative integer or None, got {edge_dim!r}")
         if not float(shift) > 1.0 or float(shift) == float("inf"):
-            raise InputError(f"shift must be a finite number above 1 (it keeps the state positive), got {shift!r}")
+            raise InputError(
+                "shift must be a finite number above 1 (it keeps the state "
+                f"positive), got {shift!r}"
+            )
         self.in_channels, self.out_channels = in_channels, out_channels
         self.stalk_dim, self.channels = stalk_dim, channels
         self.shift = float(shift)
@@ -148,17 +173,27 @@ class SheafDEQ(EquilibriumModel):
     def step(self, state: Tensor, context: SheafContext) -> Tensor:
         """T(H) = tanh(P_{F(H)} (I (x) W_1) H W_2) + beta + B."""
         options = StepOptions(
-            self.shift, self.norm_order, self.pre_norm, EdgeLayout.of(context.incidence), self.stalk_dim, self.channels
+            self.shift,
+            self.norm_order,
+            self.pre_norm,
+            EdgeLayout.of(context.incidence),
+            self.stalk_dim,
+            self.channels,
         )
         weights = StepWeights(*self._layers(), self.stalk_mixing, self.channel_mixing)
         return sheaf_step(state, context.drive, weights, context.edge_hidden, options)
 
     def local_step(self, own: Tensor, received: Tensor, context: SheafContext) -> Tensor:
         """The same update with edge k reading the source state ``received[k]``."""
-        return self.gathered_step(own, received, torch.arange(len(received), device=own.device), context)
+        return self.gathered_step(
+            own, received, torch.arange(len(received), device=own.device), context
+        )
 
-    def gathered_step(self, own: Tensor, table: Tensor, index: Tensor, context: SheafContext) -> Tensor:
-        """The same update with edge k reading ``table[index[k]]``: the table is projected before it is gathered."""
+    def gathered_step(
+        self, own: Tensor, table: Tensor, index: Tensor, context: SheafContext
+    ) -> Tensor:
+        """The same update with edge k reading ``table[index[k]]``: the table is projected before it
+        is gathered."""
         first = self._first_layer()
         tables = Tables(
             self._normalised(table) @ first.source.T,
@@ -168,34 +203,51 @@ class SheafDEQ(EquilibriumModel):
             self._values(own).reshape(own.shape),
         )
         edges = EdgeLayout.of(context.incidence.reading(index, len(table)))
-        propagated = sheaf_propagate(tables, self._layers()[1], edges, self.stalk_dim, self.channels)
+        propagated = sheaf_propagate(
+            tables, self._layers()[1], edges, self.stalk_dim, self.channels
+        )
         return torch.tanh(propagated) + self.shift + context.drive
 
     # ------------------------------------------------------------------ the sheaf
 
     def operator(self, state: Tensor, context: SheafContext) -> SheafOperator:
-        """The sheaf operator the state decides, P_{F(H)}, with its maps: for inspection and as the step's plain twin."""
+        """The sheaf operator the state decides, P_{F(H)}, with its maps: for inspection and as the
+        step's plain twin."""
         first = self._first_layer()
         normalised = self._normalised(state)
         source_hidden = (normalised @ first.source.T)[context.incidence.source]
         target_hidden = (normalised @ first.target.T + first.bias)[context.incidence.target]
         maps = restriction_maps(
-            self.source_maps, self.target_maps, source_hidden, target_hidden, context.edge_hidden, self.stalk_dim
+            self.source_maps,
+            self.target_maps,
+            source_hidden,
+            target_hidden,
+            context.edge_hidden,
+            self.stalk_dim,
         )
         return SheafOperator(context.incidence, *maps)
 
     def _layers(self) -> tuple[Layers, Layers]:
         """First and second layers of both generators."""
         pairs = zip(linear_layers(self.source_maps), linear_layers(self.target_maps), strict=True)
-        first, second = (Layers(source.weight, source.bias, target.weight, target.bias) for source, target in pairs)
+        first, second = (
+            Layers(source.weight, source.bias, target.weight, target.bias)
+            for source, target in pairs
+        )
         return first, second
 
     def _normalised(self, state: Tensor) -> Tensor:
-        return normalise_rows(state, self.stalk_dim, self.channels, self.norm_order) if self.pre_norm else state
+        return (
+            normalise_rows(state, self.stalk_dim, self.channels, self.norm_order)
+            if self.pre_norm
+            else state
+        )
 
     def _values(self, state: Tensor) -> Tensor:
         """(rows, c) -> (rows, d, q): W_1 H_v W_2."""
-        return self.stalk_mixing @ state.view(-1, self.stalk_dim, self.channels) @ self.channel_mixing
+        return (
+            self.stalk_mixing @ state.view(-1, self.stalk_dim, self.channels) @ self.channel_mixing
+        )
 
     def _first_layer(self) -> FirstLayer:
         return FirstLayer(self.source_maps, self.target_maps, self.width)
@@ -205,6 +257,7 @@ class SheafDEQ(EquilibriumModel):
         if self.edge_dim:
             extra += f", edge_dim={self.edge_dim}"
         return (
-            f"SheafDEQ({self.in_channels}, {self.out_channels}, stalk_dim={self.stalk_dim}, channels={self.channels}, "
+            f"SheafDEQ({self.in_channels}, {self.out_channels}, stalk_dim={self.stalk_dim}, "
+            f"channels={self.channels}, "
             f"shift={self.shift:g}, steps={self.steps}{extra})"
         )

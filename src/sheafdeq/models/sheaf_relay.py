@@ -1,4 +1,5 @@
-"""SheafRelay: messages that never turn back, so that what they carry does not fade and always settles."""
+"""SheafRelay: messages that never turn back, so that what they carry does not fade and always
+settles."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ __all__ = ["RelayContext", "SheafRelay", "core_nodes"]
 
 @dataclass(frozen=True, eq=False)
 class RelayContext:
-    """What stays constant during one solve: who passes what on to whom, and how it is transported."""
+    """What stays constant during one solve: who passes what on to whom, and how it is
+    transported."""
 
     incidence: Incidence
     slots: int  # D, the largest number of edges into one node
@@ -35,23 +37,27 @@ class RelayContext:
 
 
 class SheafRelay(EquilibriumModel):
-    r"""A sheaf on the directed edges: each message is transported, added to, and never sent back where it came from.
+    r"""A sheaf on the directed edges: each message is transported, added to, and never sent back
+    where it came from.
 
     .. math::
         m_{u \to v} = F_{u \to v} \sum_{w \to u,\; w \ne v} m_{w \to u} \;+\; B_{u \to v}, \qquad
         y_v = R \sum_{u \to v} m_{u \to v} + r(x_v)
 
-    F = I + (a two-layer image of what the inputs say about the edge), or F = I (``transport="identity"``: sums along paths are
-    then exact at every length), B = (a two-layer image of x_u and of the edge). Both are unconstrained, except that on edges
-    of the graph's **2-core** (what is left when leaves are taken away again and again) the rows of F are scaled to sum to
-    at most kappa / p, with p the number of core messages that F gathers.
+    F = I + (a two-layer image of what the inputs say about the edge), or F = I
+    (``transport="identity"``: sums along paths are then exact at every length), B = (a two-layer
+    image of x_u and of the edge). Both are unconstrained, except that on edges of the graph's
+    **2-core** (what is left when leaves are taken away again and again) the rows of F are scaled to
+    sum to at most kappa / p, with p the number of core messages that F gathers.
 
-    **Why it settles, for every weight and every graph** (``docs/theory.md``, Theorem 38). A message depends on messages
-    further back along a path that does not turn round. Such a path can close only inside the 2-core. Order the other
-    messages by that dependence: they form a triangle with nothing on its diagonal, whatever F is, and the core's block
-    contracts with kappa in the sup norm. So the equilibrium is unique and every positive or negative start reaches it,
-    also with bounded delays. On a forest, a chain for example, it is reached *exactly*, after as many steps as the longest path
-    has edges: nothing is forgotten on the way, where a contraction of rate q would have kept a share q^k of what is k hops away.
+    **Why it settles, for every weight and every graph** (``docs/theory.md``, Theorem 38). A message
+    depends on messages further back along a path that does not turn round. Such a path can close
+    only inside the 2-core. Order the other messages by that dependence: they form a triangle with
+    nothing on its diagonal, whatever F is, and the core's block contracts with kappa in the sup
+    norm. So the equilibrium is unique and every positive or negative start reaches it, also with
+    bounded delays. On a forest, a chain for example, it is reached *exactly*, after as many steps
+    as the longest path has edges: nothing is forgotten on the way, where a contraction of rate q
+    would have kept a share q^k of what is k hops away.
 
     Args:
         in_channels: f.
@@ -59,18 +65,23 @@ class SheafRelay(EquilibriumModel):
         stalk_dim: d.
         channels: q; a message has c = d*q entries.
         hidden: hidden width of F, B and r.
-        transport: ``"free"`` or ``"identity"``. What a free F learns wrong by epsilon, k hops make wrong by k epsilon.
+        transport: ``"free"`` or ``"identity"``. What a free F learns wrong by epsilon, k hops make
+            wrong by k epsilon.
         core_rate: kappa in (0, 1).
-        max_degree: refuse graphs in which more edges than this arrive at one node; a state has D*c entries a node.
-        steps: limit of the solve, which stops when nothing changes by more than ``tolerance`` (largest entry).
+        max_degree: refuse graphs in which more edges than this arrive at one node; a state has D*c
+            entries a node.
+        steps: limit of the solve, which stops when nothing changes by more than ``tolerance``
+            (largest entry).
         edge_dim: width of the edge features, None without.
         solver, gradient: as for every equilibrium model.
 
-    Shapes: x (n, f), edge_index (2, e), edge_attr (e, edge_dim) -> (n, o). The state is (n, D*c): one place for each edge
+    Shapes: x (n, f), edge_index (2, e), edge_attr (e, edge_dim) -> (n, o). The state is (n, D*c):
+        one place for each edge
     into a node. Self-loops carry nothing.
     """
 
-    local_prepare = False  # the 2-core and the speakers before a source are not in a node's incoming edges
+    # the 2-core and the speakers before a source are not in a node's incoming edges
+    local_prepare = False
 
     def __init__(
         self,
@@ -101,11 +112,18 @@ class SheafRelay(EquilibriumModel):
             raise InputError(f"transport must be 'free' or 'identity', got {transport!r}")
         if not 0.0 < float(core_rate) < 1.0:
             raise InputError(f"core_rate must be in (0, 1), got {core_rate!r}")
-        # The residual of a message on its way does not fall until it arrives: no progress is no stagnation here.
+        # The residual of a message on its way does not fall until it arrives: no progress is no
+        # stagnation here.
         default = Picard(
-            steps=steps, tolerance=tolerance, stop_early=True, distance=SUP, stagnation_window=max(2, steps)
+            steps=steps,
+            tolerance=tolerance,
+            stop_early=True,
+            distance=SUP,
+            stagnation_window=max(2, steps),
         )
-        super().__init__(steps=steps, solver=default if solver is None else solver, gradient=gradient)
+        super().__init__(
+            steps=steps, solver=default if solver is None else solver, gradient=gradient
+        )
         self.in_channels, self.out_channels = in_channels, out_channels
         self.stalk_dim, self.channels = stalk_dim, channels
         self.core_rate, self.max_degree = float(core_rate), max_degree
@@ -127,7 +145,8 @@ class SheafRelay(EquilibriumModel):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Xavier uniform, except that every transport starts as the identity: sums along paths are exact at the start."""
+        """Xavier uniform, except that every transport starts as the identity: sums along paths are
+        exact at the start."""
         xavier(self.parameters())
         if self.turn is not None:
             last = self.turn[-1]
@@ -147,8 +166,10 @@ class SheafRelay(EquilibriumModel):
         slots = max(1, int(arriving.max()) if len(arriving) else 1)
         if slots > self.max_degree:
             raise InputError(
-                f"a node of this graph hears {slots} edges, the relay keeps a place for each and was made for at most "
-                f"{self.max_degree}: give max_degree={slots} if memory allows ({slots * self.width} numbers a node)"
+                f"a node of this graph hears {slots} edges, the relay keeps a place for each and "
+                "was made for at most "
+                f"{self.max_degree}: give max_degree={slots} if memory allows "
+                f"({slots * self.width} numbers a node)"
             )
         slot = torch.arange(len(target), device=target.device) - incidence.pointer[target]
         speaker = source.new_full((graph.num_nodes, slots), -1)
@@ -168,7 +189,9 @@ class SheafRelay(EquilibriumModel):
             self.own(graph.x),
         )
 
-    def _transport(self, about: Tensor, heard: Tensor, before: Tensor, incidence: Incidence) -> Tensor:
+    def _transport(
+        self, about: Tensor, heard: Tensor, before: Tensor, incidence: Incidence
+    ) -> Tensor:
         """(e, d, d) I + turn(edge), its rows scaled down on edges of the 2-core."""
         d = self.stalk_dim
         transport = torch.eye(d, dtype=about.dtype, device=about.device).expand(len(about), d, d)
@@ -179,10 +202,14 @@ class SheafRelay(EquilibriumModel):
         inside = core[source] & core[target]
         if not bool(inside.any()):
             return transport
-        gathered = (heard & core[before]).sum(1).clamp(min=1)  # where before is -1, nothing is heard
+        # where before is -1, nothing is heard
+        gathered = (heard & core[before]).sum(1).clamp(min=1)
         sums = transport.abs().sum(2, keepdim=True)
-        # s / sqrt(1 + s^2) < 1 and smooth; min(1, s) would have its kink at the identity, where training starts.
-        bounded = transport * (self.core_rate / gathered.to(sums).view(-1, 1, 1) * (1 + sums.square()).rsqrt())
+        # s / sqrt(1 + s^2) < 1 and smooth; min(1, s) would have its kink at the identity, where
+        # training starts.
+        bounded = transport * (
+            self.core_rate / gathered.to(sums).view(-1, 1, 1) * (1 + sums.square()).rsqrt()
+        )
         return torch.where(inside.view(-1, 1, 1), bounded, transport)
 
     def initial_state(self, context: RelayContext) -> Tensor:
@@ -195,7 +222,8 @@ class SheafRelay(EquilibriumModel):
         return self.local_step(state, state.index_select(0, context.incidence.source), context)
 
     def local_step(self, own: Tensor, received: Tensor, context: RelayContext) -> Tensor:
-        """The same with edge k reading the places ``received[k]`` of its source; what the target had is replaced."""
+        """The same with edge k reading the places ``received[k]`` of its source; what the target
+        had is replaced."""
         n, slots, c = context.incidence.num_targets, context.slots, self.width
         heard = context.heard.unsqueeze(1)  # (e, 1, D)
         total = (heard @ received.view(-1, slots, c)).view(-1, self.stalk_dim, self.channels)

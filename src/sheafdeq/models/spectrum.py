@@ -1,7 +1,9 @@
-"""Eigendecompositions of normalised adjacencies: one for each graph of a batch, equal graphs share one.
+"""Eigendecompositions of normalised adjacencies: one for each graph of a batch, equal graphs share
+one.
 
-A batch is block-diagonal, so its decomposition is that of its blocks: 2000 chains of 50 nodes need a single 50 x 50
-decomposition, 1500 graphs of 20 nodes a batch of 20 x 20 ones, where a 100,000 x 100,000 matrix could not even be stored.
+A batch is block-diagonal, so its decomposition is that of its blocks: 2000 chains of 50 nodes need
+a single 50 x 50 decomposition, 1500 graphs of 20 nodes a batch of 20 x 20 ones, where a 100,000 x
+100,000 matrix could not even be stored.
 """
 
 from __future__ import annotations
@@ -48,11 +50,15 @@ _BY_CONTENT: OrderedDict[bytes, Spectrum | None] = OrderedDict()
 _REMEMBERED = 8
 
 
-def spectrum_of(graph: Graph, *, self_loops: bool = False, max_nodes: int = 10_000) -> Spectrum | None:
-    """The spectrum of the normalised adjacency, remembered for the graph object and, for a few graphs, for equal content.
+def spectrum_of(
+    graph: Graph, *, self_loops: bool = False, max_nodes: int = 10_000
+) -> Spectrum | None:
+    """The spectrum of the normalised adjacency, remembered for the graph object and, for a few
+    graphs, for equal content.
 
-    None for a graph with directed edges, whose adjacency has no orthonormal eigenvectors. ``max_nodes`` limits the nodes of
-    each single graph (the work grows with the third power, storage with the second).
+    None for a graph with directed edges, whose adjacency has no orthonormal eigenvectors.
+    ``max_nodes`` limits the nodes of each single graph (the work grows with the third power,
+    storage with the second).
     """
     known = _BY_GRAPH.setdefault(graph, {})
     if self_loops not in known:
@@ -67,7 +73,9 @@ def spectrum_of(graph: Graph, *, self_loops: bool = False, max_nodes: int = 10_0
 
 
 def _content(graph: Graph, self_loops: bool) -> bytes:
-    hasher = hashlib.sha256(f"{self_loops} {graph.num_nodes} {graph.x.dtype} {graph.x.device}".encode())
+    hasher = hashlib.sha256(
+        f"{self_loops} {graph.num_nodes} {graph.x.dtype} {graph.x.device}".encode()
+    )
     hasher.update(graph.edge_index.cpu().contiguous().numpy().tobytes())
     hasher.update(graph.graph_ids.cpu().contiguous().numpy().tobytes())
     return hasher.digest()
@@ -80,12 +88,15 @@ def _decompose(graph: Graph, self_loops: bool, max_nodes: int) -> Spectrum | Non
     largest = int(sizes.max()) if len(sizes) else 0
     if largest > max_nodes:
         raise InputError(
-            f"the closed form decomposes every graph densely and is limited to {max_nodes} nodes a graph, got one of {largest}: "
+            f"the closed form decomposes every graph densely and is limited to {max_nodes} nodes "
+            f"a graph, got one of {largest}: "
             "raise max_nodes, or solve by iteration (pass steps= or a solver)"
         )
     first = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
     owner = graph.graph_ids[graph.target]  # non-decreasing, because edges are sorted by target
-    edges = torch.cat([owner.new_zeros(1), torch.bincount(owner, minlength=graph.num_graphs).cumsum(0)]).tolist()
+    edges = torch.cat(
+        [owner.new_zeros(1), torch.bincount(owner, minlength=graph.num_graphs).cumsum(0)]
+    ).tolist()
     local = (graph.edge_index - first[owner]).cpu()
     groups = []
     for size in sorted(set(sizes.tolist()) - {0}):

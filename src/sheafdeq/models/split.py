@@ -1,19 +1,22 @@
 """Gates: how a signed propagation enters an update without losing strong subhomogeneity.
 
-Let p be a signed propagation of the positive state and g >= |p| the same propagation with every coefficient replaced by a
-nonnegative majorant. Then y+ = (g + p)/2 gathers what excites and y- = (g - p)/2 what inhibits a coordinate, both with
-nonnegative coefficients, and
+Let p be a signed propagation of the positive state and g >= |p| the same propagation with every
+coefficient replaced by a nonnegative majorant. Then y+ = (g + p)/2 gathers what excites and y- = (g
+- p)/2 what inhibits a coordinate, both with nonnegative coefficients, and
 
     T(H) = beta + B + gate(y+, y-)
 
-**y+ and y- are computed as what they are: sums of nonnegative terms.** As differences of the rounded p and g they lose everything
-when weights are large (g and p near 1e6, their difference near 1: float32 keeps a tenth of it). A sum of nonnegative terms keeps
-its relative precision whatever the weights, and the gates turn that into the same precision of T. With A = A+ - A- and
-W = W+ - W- into positive and negative parts,  y+ = A+ H W+ + A- H W-  and  y- = A+ H W- + A- H W+  (:func:`two_parts`).
+**y+ and y- are computed as what they are: sums of nonnegative terms.** As differences of the
+rounded p and g they lose everything when weights are large (g and p near 1e6, their difference near
+1: float32 keeps a tenth of it). A sum of nonnegative terms keeps its relative precision whatever
+the weights, and the gates turn that into the same precision of T. With A = A+ - A- and W = W+ - W-
+into positive and negative parts,  y+ = A+ H W+ + A- H W-  and  y- = A+ H W- + A- H W+
+(:func:`two_parts`).
 
-contracts Thompson's metric with the gate's coefficient m(beta) when the coefficients are fixed, whatever their size and sign
-(``docs/theory.md``, Theorem 18 and Corollary 19). ``tanh(p)``, the published activation, has no such bound: the entries of its
-Jacobian can be large while p itself cancels.
+contracts Thompson's metric with the gate's coefficient m(beta) when the coefficients are fixed,
+whatever their size and sign (``docs/theory.md``, Theorem 18 and Corollary 19). ``tanh(p)``, the
+published activation, has no such bound: the entries of its Jacobian can be large while p itself
+cancels.
 
     tanh       tanh y+ - tanh y-                  close to the published tanh while y+- are small
     rational   y+/(1 + y+) - y-/(1 + y-)          the smallest coefficient, the flattest gate
@@ -43,8 +46,8 @@ BALANCE_FLOOR = 1e-2
 class Gate:
     """A gate by its action on (y+, y-) and its coefficient.
 
-    ``kernel`` is the name by which the native kernel knows the same action (``floor`` is eps there); a gate of one's own leaves
-    it empty and is applied in PyTorch.
+    ``kernel`` is the name by which the native kernel knows the same action (``floor`` is eps
+    there); a gate of one's own leaves it empty and is applied in PyTorch.
     """
 
     name: str
@@ -54,35 +57,47 @@ class Gate:
     floor: float = 0.0
 
     def apply(self, p: Tensor, g: Tensor) -> Tensor:
-        """The gate as a function of p and g >= |p|. Exact arithmetic only: steps use :attr:`of_parts`, which does not cancel."""
+        """The gate as a function of p and g >= |p|. Exact arithmetic only: steps use
+        :attr:`of_parts`, which does not cancel."""
         return self.of_parts(0.5 * (g + p), 0.5 * (g - p))
 
     def checked_shift(self, shift: float, sensitivity: float = 1.0) -> float:
         """``shift`` as a float, if ``sensitivity * m(shift)`` is proved to be below one."""
         value = float(shift)
         if not (math.isfinite(value) and value > 1.0):
-            raise InputError(f"shift must be finite and above 1 (it keeps the state positive), got {shift!r}")
+            raise InputError(
+                f"shift must be finite and above 1 (it keeps the state positive), got {shift!r}"
+            )
         rate = sensitivity * self.coefficient(value).upper
         if not rate < 1.0:
-            raise InputError(f"shift {shift!r} gives the {self.name} gate the rate {rate:.4f}, not below 1: take a larger shift")
+            raise InputError(
+                f"shift {shift!r} gives the {self.name} gate the rate {rate:.4f}, "
+                "not below 1: take a larger shift"
+            )
         return value
 
     def checked_rate(self, rate: float, shift: float) -> float:
-        """``rate`` as a float, if it leaves room above m(shift), the rate of the gate when the maps stand still."""
+        """``rate`` as a float, if it leaves room above m(shift), the rate of the gate when the maps
+        stand still."""
         still = self.coefficient(shift).upper
         if not still < rate < 1:
-            raise InputError(f"rate must lie between m(beta) = {still:.4f} (no adaptivity) and 1, got {rate!r}; a larger shift lowers m")
+            raise InputError(
+                f"rate must lie between m(beta) = {still:.4f} (no adaptivity) and 1, "
+                f"got {rate!r}; a larger shift lowers m"
+            )
         return float(rate)
 
 
 def two_parts(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """The positive part and the negative part, both nonnegative: tensor = first - second. At zero each takes half of a gradient."""
+    """The positive part and the negative part, both nonnegative: tensor = first - second. At zero
+    each takes half of a gradient."""
     size, half = 0.5 * tensor.abs(), 0.5 * tensor
     return size + half, size - half
 
 
 def _bounded(part: Tensor) -> Tensor:
-    """Infinite parts (an overflow in the sums) count as very large ones: gates saturate long before."""
+    """Infinite parts (an overflow in the sums) count as very large ones: gates saturate long
+    before."""
     return part.clamp(max=torch.finfo(part.dtype).max / 8)
 
 
@@ -91,7 +106,8 @@ def _tanh(plus: Tensor, minus: Tensor) -> Tensor:
 
 
 def _rational(plus: Tensor, minus: Tensor) -> Tensor:
-    # a/(1+a) - b/(1+b) = (a - b) / ((1+a)(1+b)), without cancellation; two divisions, because the product may overflow
+    # a/(1+a) - b/(1+b) = (a - b) / ((1+a)(1+b)), without cancellation; two divisions, because the
+    # product may overflow
     plus, minus = _bounded(plus), _bounded(minus)
     return (plus - minus) / (1.0 + plus) / (1.0 + minus)
 

@@ -1,4 +1,5 @@
-"""StrongAttnDEQ: GraphAttnDEQ with normalised attention, repaired so that its equilibrium is guaranteed for every weight."""
+"""StrongAttnDEQ: GraphAttnDEQ with normalised attention, repaired so that its equilibrium is
+guaranteed for every weight."""
 
 from __future__ import annotations
 
@@ -37,19 +38,21 @@ class StrongAttentionContext:
 
 
 class StrongAttnDEQ(GatheringModel):
-    r"""Attention recomputed from the normalised state at every step, with one equilibrium for every weight.
+    r"""Attention recomputed from the normalised state at every step, with one equilibrium for every
+    weight.
 
     .. math::
-        H^\star = \beta + B(X) + \varphi(y^+, y^-), \qquad p_i = \sum_m C^m a^m_i, \quad g_i = \sum_m |C^m| a^m_i, \qquad
-        a^m_i = \sum_{j \in N(i) \cup \{i\}} \alpha^m_{ij} H_j, \quad
+        H^\star = \beta + B(X) + \varphi(y^+, y^-), \qquad p_i = \sum_m C^m a^m_i, \quad g_i =
+        \sum_m |C^m| a^m_i, \qquad a^m_i = \sum_{j \in N(i) \cup \{i\}} \alpha^m_{ij} H_j, \quad
         \alpha^m_{ij} = \mathrm{softmax}_j (\bar H_i^\top G^m \bar H_j + b^m_{ij})
 
-    with C^m = W_m V^m of any sign, :math:`\bar H` the rows at unit Euclidean norm, G^m = Q^m^T K^m / sqrt(q), b any function of
-    the inputs, and y+- = (g +- p)/2. Each Q^m is scaled so that :math:`(2 + \sqrt 2) \|G^m\|_2` keeps the budget
-    rate / m(beta) - 1; the update then contracts Thompson's metric with ``rate`` (``docs/theory.md``, Theorem 24).
+    with C^m = W_m V^m of any sign, :math:`\bar H` the rows at unit Euclidean norm, G^m = Q^m^T K^m
+    / sqrt(q), b any function of the inputs, and y+- = (g +- p)/2. Each Q^m is scaled so that
+    :math:`(2 + \sqrt 2) \|G^m\|_2` keeps the budget rate / m(beta) - 1; the update then contracts
+    Thompson's metric with ``rate`` (``docs/theory.md``, Theorem 24).
 
-    Against GraphAttnDEQ with ``pre_norm``: the gate in place of tanh, the budget, and edge features (with the differences of the
-    node features) in the logits' bias instead of the keys.
+    Against GraphAttnDEQ with ``pre_norm``: the gate in place of tanh, the budget, and edge features
+    (with the differences of the node features) in the logits' bias instead of the keys.
 
     Args:
         in_channels: f.
@@ -89,7 +92,13 @@ class StrongAttnDEQ(GatheringModel):
         solver: str | Solver | None = None,
         gradient: str | Adjoint = "unrolled",
     ) -> None:
-        checked_positive(in_channels=in_channels, out_channels=out_channels, heads=heads, channels=channels, hidden=hidden)
+        checked_positive(
+            in_channels=in_channels,
+            out_channels=out_channels,
+            heads=heads,
+            channels=channels,
+            hidden=hidden,
+        )
         super().__init__(steps=steps, solver=solver, gradient=gradient)
         self.in_channels, self.out_channels = in_channels, out_channels
         self.heads, self.channels = heads, channels
@@ -103,7 +112,11 @@ class StrongAttnDEQ(GatheringModel):
         self.key = nn.Linear(c, c, bias=False)
         self.value = nn.Linear(c, c, bias=False)
         self.mixing = nn.Linear(c, c, bias=False)
-        self.bias = nn.Sequential(nn.Linear(edge_feature_width(in_channels, edge_dim), hidden), nn.ReLU(), nn.Linear(hidden, heads))
+        self.bias = nn.Sequential(
+            nn.Linear(edge_feature_width(in_channels, edge_dim), hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, heads),
+        )
         self.own_bias = nn.Parameter(torch.zeros(heads))  # b_ii
         self.readout = Readout(c, out_channels)
         self.reset_parameters()
@@ -129,7 +142,8 @@ class StrongAttnDEQ(GatheringModel):
         return self.rate / self.gate.coefficient(self.shift).upper - 1.0
 
     def guaranteed_rate(self) -> float:
-        """The proven contraction rate in Thompson's metric, for these and all other weights (Theorem 24)."""
+        """The proven contraction rate in Thompson's metric, for these and all other weights
+        (Theorem 24)."""
         return self.rate
 
     def budgeted_query(self) -> Tensor:
@@ -137,7 +151,9 @@ class StrongAttnDEQ(GatheringModel):
         c = self.width
         query = self.query.weight.view(self.heads, self.channels, c)
         key = self.key.weight.view(self.heads, self.channels, c)
-        norms = torch.linalg.matrix_norm(query.transpose(1, 2) @ key, ord=2) / math.sqrt(self.channels)
+        norms = torch.linalg.matrix_norm(query.transpose(1, 2) @ key, ord=2) / math.sqrt(
+            self.channels
+        )
         allowed = self.budget * (1.0 - ROUNDING_SLACK) / (2.0 + math.sqrt(2.0))
         scale = (allowed / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1.0)
         return (query * scale[:, None, None]).reshape(c, c)
@@ -148,23 +164,33 @@ class StrongAttnDEQ(GatheringModel):
         """Drive, the inputs' share of the logits, and the query matrix within its budget."""
         bias = self.bias(edge_features(graph))
         return StrongAttentionContext(
-            Incidence.of(graph), pattern_of(graph), self.budgeted_query(), self.drive(graph.x).relu(), bias
+            Incidence.of(graph),
+            pattern_of(graph),
+            self.budgeted_query(),
+            self.drive(graph.x).relu(),
+            bias,
         )
 
     def initial_state(self, context: StrongAttentionContext) -> Tensor:
         """The shift everywhere."""
         return torch.full_like(context.drive, self.shift)
 
-    def update(self, own: Tensor, table: Tensor, pattern: Pattern, context: StrongAttentionContext) -> Tensor:
+    def update(
+        self, own: Tensor, table: Tensor, pattern: Pattern, context: StrongAttentionContext
+    ) -> Tensor:
         """T(H)."""
         gathered = self._averages(own, table, pattern, context)  # (M, n, c)
         mixing = self.mixing.weight.view(self.width, self.heads, self.channels)
         values = self.value.weight.view(self.heads, self.channels, self.width)
         coefficients = torch.einsum("omq,mqc->moc", mixing, values)  # C^m = W_m V^m
-        plus, minus = (torch.einsum("moc,mnc->no", part, gathered) for part in two_parts(coefficients))
+        plus, minus = (
+            torch.einsum("moc,mnc->no", part, gathered) for part in two_parts(coefficients)
+        )
         return self.shift + context.drive + self.gate.of_parts(plus, minus)
 
-    def _averages(self, own: Tensor, table: Tensor, pattern: Pattern, context: StrongAttentionContext) -> Tensor:
+    def _averages(
+        self, own: Tensor, table: Tensor, pattern: Pattern, context: StrongAttentionContext
+    ) -> Tensor:
         """(M, n, c) a^m_i: the states averaged with the attention of every head."""
         heads, w, c = self.heads, self.channels, self.width
         unit = unit_rows(own)
@@ -176,14 +202,22 @@ class StrongAttnDEQ(GatheringModel):
         scores = correlate(query, key, many) + context.bias.T.reshape(-1)
         own_scores = (query * own_key).sum(1) + self.own_bias.repeat_interleave(len(own))
         own_value, value = own.repeat(heads, 1), table.repeat(heads, 1)
-        return softmax_aggregate(scores, value, many, own=(own_scores, own_value)).view(heads, -1, c)
+        return softmax_aggregate(scores, value, many, own=(own_scores, own_value)).view(
+            heads, -1, c
+        )
 
     def _by_head(self, rows: Tensor) -> Tensor:
         """(r, M*w) -> (M*r, w), also for r = 0 (a graph without edges)."""
-        return rows.view(len(rows), self.heads, self.channels).transpose(0, 1).reshape(-1, self.channels)
+        return (
+            rows.view(len(rows), self.heads, self.channels)
+            .transpose(0, 1)
+            .reshape(-1, self.channels)
+        )
 
     def __repr__(self) -> str:
         return (
-            f"StrongAttnDEQ({self.in_channels}, {self.out_channels}, heads={self.heads}, channels={self.channels}, "
-            f"shift={self.shift:g}, gate={self.gate.name!r}, rate={self.rate:g}, steps={self.steps})"
+            f"StrongAttnDEQ({self.in_channels}, {self.out_channels}, heads={self.heads}, "
+            f"channels={self.channels}, "
+            f"shift={self.shift:g}, gate={self.gate.name!r}, rate={self.rate:g}, "
+            f"steps={self.steps})"
         )

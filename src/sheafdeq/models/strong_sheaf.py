@@ -11,7 +11,14 @@ from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
 from sheafdeq.distances import THOMPSON
 from sheafdeq.equilibrium import EquilibriumModel, Readout
-from sheafdeq.models.blocks import edge_parts, gated_map, generate_parts, incidence_of, mixed_parts, parts_from_hidden
+from sheafdeq.models.blocks import (
+    edge_parts,
+    gated_map,
+    generate_parts,
+    incidence_of,
+    mixed_parts,
+    parts_from_hidden,
+)
 from sheafdeq.models.checks import checked_positive
 from sheafdeq.models.edge_features import edge_feature_width, edge_features
 from sheafdeq.models.restriction import frobenius_normalise
@@ -23,7 +30,8 @@ from sheafdeq.solvers import Solver
 __all__ = ["StrongSheafContext", "StrongSheafDEQ"]
 
 ROUNDING_SLACK = 1e-4
-"""The budget is met with this much to spare, so that rounding in the rescaled weights cannot exceed it."""
+"""The budget is met with this much to spare, so that rounding in the rescaled weights cannot exceed
+it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,27 +41,34 @@ class StrongSheafContext:
     incidence: Incidence
     drive: Tensor = node_field()  # (n, c) B(X) >= 0
     map_sizes: Tensor = edge_field()  # (e, 2, d, d) M >= 0 of the source and target map
-    logit_hidden: Tensor = edge_field()  # (e, h) the inputs' share of the logit generator's hidden layer
+    # (e, h) the inputs' share of the logit generator's hidden layer
+    logit_hidden: Tensor = edge_field()
     budgeted: Tensor | None = None  # (2 d d, h) second generator layer, rows scaled into the budget
 
 
 class StrongSheafDEQ(EquilibriumModel):
-    r"""Signed, matrix-valued, edge- and state-dependent propagation with one equilibrium for **every** weight.
+    r"""Signed, matrix-valued, edge- and state-dependent propagation with one equilibrium for
+    **every** weight.
 
     .. math::
         H^\star = \beta + B(X) + \varphi(y^+, y^-), \qquad y^\pm = \tfrac12 (g \pm p), \qquad
         p = P_{F(H^\star)} W_1 H^\star W_2, \quad F = M \circ \tanh(\ell / 2)
 
-    M >= 0 (the size of every map entry) is any function of the inputs; the logits :math:`\ell` decide how much of it, with which
-    sign, is used, and depend on inputs and state. g is the same propagation with M, |W_1| and |W_2| (and + on the diagonal), so y+-
-    have nonnegative coefficients; they are computed as sums of nonnegative terms, never as differences. Each logit is
-    k_0-Lipschitz in Thompson's metric: the state enters it through rows
-    normalised to sum one, :math:`\ell = A_2 \mathrm{ReLU}(A_1 \bar h + \text{inputs})`, and every row of A_2 whose Lipschitz bound
+    M >= 0 (the size of every map entry) is any function of the inputs; the logits :math:`\ell`
+    decide how much of it, with which sign, is used, and depend on inputs and state. g is the same
+    propagation with M, |W_1| and |W_2| (and + on the diagonal), so y+- have nonnegative
+    coefficients; they are computed as sums of nonnegative terms, never as differences. Each logit
+    is k_0-Lipschitz in Thompson's metric: the state enters it through rows normalised to sum one,
+    :math:`\ell = A_2 \mathrm{ReLU}(A_1 \bar h + \text{inputs})`, and every row of A_2 whose
+    Lipschitz bound
 
-    .. math::  k_o = \sum_\eta |A_{2,o\eta}| \sum_{\mathrm{rows}} \tfrac12 (\max A_{1,\eta,\mathrm{row}} - \min A_{1,\eta,\mathrm{row}})
+    .. math::
+        k_o = \sum_\eta |A_{2,o\eta}| \sum_{\mathrm{rows}}
+        \tfrac12 (\max A_{1,\eta,\mathrm{row}} - \min A_{1,\eta,\mathrm{row}})
 
-    exceeds k_0 is scaled down to it. The update then contracts Thompson's metric with (1 + k_0) m(beta) = ``rate`` < 1
-    (``docs/theory.md``, Lemma 20, Theorem 22), synchronously and with bounded delays (Corollary 26).
+    exceeds k_0 is scaled down to it. The update then contracts Thompson's metric with (1 + k_0)
+    m(beta) = ``rate`` < 1 (``docs/theory.md``, Lemma 20, Theorem 22), synchronously and with
+    bounded delays (Corollary 26).
 
     Args:
         in_channels: width f of the node features.
@@ -94,7 +109,11 @@ class StrongSheafDEQ(EquilibriumModel):
         gradient: str | Adjoint = "unrolled",
     ) -> None:
         checked_positive(
-            in_channels=in_channels, out_channels=out_channels, stalk_dim=stalk_dim, channels=channels, hidden=hidden
+            in_channels=in_channels,
+            out_channels=out_channels,
+            stalk_dim=stalk_dim,
+            channels=channels,
+            hidden=hidden,
         )
         super().__init__(steps=steps, solver=solver, gradient=gradient)
         self.in_channels, self.out_channels = in_channels, out_channels
@@ -107,7 +126,9 @@ class StrongSheafDEQ(EquilibriumModel):
         c = stalk_dim * channels
         width = edge_feature_width(in_channels, edge_dim)
         self.drive = nn.Linear(in_channels, c)
-        self.sizes = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, 2 * stalk_dim**2))
+        self.sizes = nn.Sequential(
+            nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, 2 * stalk_dim**2)
+        )
         self.logit_inputs = nn.Linear(width, hidden)
         self.logit_source = nn.Linear(c, hidden, bias=False)  # A_1, source half
         self.logit_target = nn.Linear(c, hidden, bias=False)  # A_1, target half
@@ -138,7 +159,8 @@ class StrongSheafDEQ(EquilibriumModel):
         return self.rate / self.gate.coefficient(self.shift).upper - 1.0
 
     def guaranteed_rate(self) -> float:
-        """The proven contraction rate in Thompson's metric, for these and all other weights (Theorem 22)."""
+        """The proven contraction rate in Thompson's metric, for these and all other weights
+        (Theorem 22)."""
         return self.rate
 
     # ------------------------------------------------------------------ the contract
@@ -149,7 +171,13 @@ class StrongSheafDEQ(EquilibriumModel):
         inputs = edge_features(graph)
         sizes = nn.functional.softplus(self.sizes(inputs)).view(-1, d, d)
         sizes = frobenius_normalise(sizes).view(-1, 2, d, d)
-        return StrongSheafContext(incidence, self.drive(graph.x).relu(), sizes, self.logit_inputs(inputs), self.budgeted_logits())
+        return StrongSheafContext(
+            incidence,
+            self.drive(graph.x).relu(),
+            sizes,
+            self.logit_inputs(inputs),
+            self.budgeted_logits(),
+        )
 
     def initial_state(self, context: StrongSheafContext) -> Tensor:
         """The shift everywhere."""
@@ -185,7 +213,9 @@ class StrongSheafDEQ(EquilibriumModel):
         hidden = context.logit_hidden + self.logit_source(self._normalised(received))
         hidden = hidden + self.logit_target(self._normalised(own)).index_select(0, incidence.target)
         weight = self._second_layer(context)
-        plus, minus = parts_from_hidden(hidden, weight, self.logits.bias, context.map_sizes, incidence, sign=-1)
+        plus, minus = parts_from_hidden(
+            hidden, weight, self.logits.bias, context.map_sizes, incidence, sign=-1
+        )
         stalks, channels = two_parts(self.stalk_mixing), two_parts(self.channel_mixing)
 
         def values(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -202,7 +232,8 @@ class StrongSheafDEQ(EquilibriumModel):
         d, q = self.stalk_dim, self.channels
         spread = self.logits.weight.new_zeros(self.logits.in_features)
         for layer in (self.logit_source, self.logit_target):
-            rows = layer.weight.view(-1, d, q)  # one row of A_1 for each hidden unit and each stalk coordinate
+            # one row of A_1 for each hidden unit and each stalk coordinate
+            rows = layer.weight.view(-1, d, q)
             spread = spread + 0.5 * (rows.amax(-1) - rows.amin(-1)).sum(-1)
         lipschitz = self.logits.weight.abs() @ spread  # (2 d d,)
         allowed = self.budget * (1.0 - ROUNDING_SLACK)
@@ -213,12 +244,15 @@ class StrongSheafDEQ(EquilibriumModel):
         return context.budgeted if context.budgeted is not None else self.budgeted_logits()
 
     def _normalised(self, state: Tensor) -> Tensor:
-        """Each of the d rows of length q divided by its sum (p = 1: the most adaptivity for the budget)."""
+        """Each of the d rows of length q divided by its sum (p = 1: the most adaptivity for the
+        budget)."""
         rows = scaled_rows(state.view(-1, self.stalk_dim, self.channels))
         return (rows / rows.sum(-1, keepdim=True)).view(state.shape)
 
     def __repr__(self) -> str:
         return (
-            f"StrongSheafDEQ({self.in_channels}, {self.out_channels}, stalk_dim={self.stalk_dim}, channels={self.channels}, "
-            f"shift={self.shift:g}, gate={self.gate.name!r}, rate={self.rate:g}, steps={self.steps})"
+            f"StrongSheafDEQ({self.in_channels}, {self.out_channels}, stalk_dim={self.stalk_dim}, "
+            f"channels={self.channels}, "
+            f"shift={self.shift:g}, gate={self.gate.name!r}, rate={self.rate:g}, "
+            f"steps={self.steps})"
         )

@@ -1,1 +1,2 @@
-"""Tables and figures. Everything here reads records alone, so every printed number has an origin."""
+"""Tables and figures. Everything here reads records alone, so every printed number has an
+origin."""

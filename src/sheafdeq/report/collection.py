@@ -1,7 +1,8 @@
 """Everything a folder holds that can be believed, and the names of what cannot.
 
-One damaged file must not hide the others, and must not be passed over in silence either: it is left out, named and counted.
-A run record whose checkpoint lies beside it is believed only if the checkpoint's bytes are those the record names.
+One damaged file must not hide the others, and must not be passed over in silence either: it is left
+out, named and counted. A run record whose checkpoint lies beside it is believed only if the
+checkpoint's bytes are those the record names.
 """
 
 from __future__ import annotations
@@ -45,14 +46,18 @@ class Collection:
 
     def fresh_scores(self) -> dict[str, float]:
         """Run id -> test score on graphs nobody had seen, where there is one."""
-        scores = {run: record.splits.get("test", {}).get("score") for run, record in self.fresh().items()}
+        scores = {
+            run: record.splits.get("test", {}).get("score") for run, record in self.fresh().items()
+        }
         return {run: score for run, score in scores.items() if score is not None}
 
 
 def collect(folders: Iterable[str | os.PathLike[str]], *, studies: bool = True) -> Collection:
-    """Read every record below the folders; ``studies=False`` leaves diagnostics, asynchronous studies and certificates unread.
+    """Read every record below the folders; ``studies=False`` leaves diagnostics, asynchronous
+    studies and certificates unread.
 
-    Of several run records with one id the first counts. An evaluation of a run that is not among them is left out.
+    Of several run records with one id the first counts. An evaluation of a run that is not among
+    them is left out.
     """
     excluded: list[str] = []
 
@@ -82,7 +87,9 @@ def collect(folders: Iterable[str | os.PathLike[str]], *, studies: bool = True) 
                 excluded.append(_relative(str(error), roots))
     for evaluation in evaluations:
         if evaluation.run not in runs:
-            excluded.append(f"evaluation of run {evaluation.run[:8]}: there is no record of that run")
+            excluded.append(
+                f"evaluation of run {evaluation.run[:8]}: there is no record of that run"
+            )
     known = tuple(evaluation for evaluation in evaluations if evaluation.run in runs)
     return Collection(
         tuple(runs.values()),
@@ -100,7 +107,9 @@ def _kind(path: Path) -> str | None:
         text = read_regular(path)
     except OSError as error:
         raise RecordError(f"{path}: cannot be read ({error.strerror})") from error
-    return next((kind for schema, kind in SCHEMAS.items() if f'"schema":"{schema}"'.encode() in text), None)
+    return next(
+        (kind for schema, kind in SCHEMAS.items() if f'"schema":"{schema}"'.encode() in text), None
+    )
 
 
 def _check_checkpoint(folder: Path, record: RunRecord) -> None:
@@ -113,7 +122,9 @@ def _check_checkpoint(folder: Path, record: RunRecord) -> None:
         except OSError as error:
             raise RecordError(f"{path}: cannot be read ({error.strerror})") from error
         if found != expected:
-            raise RecordError(f"{path}: the checkpoint is not the one its record names (SHA-256 differs)")
+            raise RecordError(
+                f"{path}: the checkpoint is not the one its record names (SHA-256 differs)"
+            )
 
 
 def _relative(text: str, roots: list[Path]) -> str:

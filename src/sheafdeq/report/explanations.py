@@ -1,4 +1,5 @@
-"""What explains a difference from the paper: a small file people write, with the records that support each sentence.
+"""What explains a difference from the paper: a small file people write, with the records that
+support each sentence.
 
     [[explanation]]
     table = "community"
@@ -7,7 +8,8 @@
     text = "With a warm-up of a twentieth it ends at 52.9, inside the paper's range."
     records = ["41a589e2", "77f0c3ab"]
 
-An explanation without a record at hand is not one: it is named, and the difference stays unexplained.
+An explanation without a record at hand is not one: it is named, and the difference stays
+unexplained.
 """
 
 from __future__ import annotations
@@ -58,11 +60,15 @@ class Explanations:
     def of(self, table: str, row: str, column: str) -> Explanation | None:
         """The explanation of a cell: its own before that of its row."""
         found = [entry for entry in self.entries if (entry.table, entry.row) == (table, row)]
-        return next((e for e in found if e.column == column), next((e for e in found if e.column == "*"), None))
+        return next(
+            (e for e in found if e.column == column),
+            next((e for e in found if e.column == "*"), None),
+        )
 
 
 def read_explanations(path: Path, ids: Iterable[str]) -> Explanations:
-    """Read the file (absent: nothing is explained) and hold every record it names against the ids there are."""
+    """Read the file (absent: nothing is explained) and hold every record it names against the ids
+    there are."""
     if not path.exists():
         return Explanations()
     try:
@@ -76,9 +82,15 @@ def read_explanations(path: Path, ids: Iterable[str]) -> Explanations:
     known = list(ids)
     supported, unsupported = [], []
     for entry in entries:
-        missing = [name for name in entry.records if len(name) < 8 or sum(found.startswith(name) for found in known) != 1]
+        missing = [
+            name
+            for name in entry.records
+            if len(name) < 8 or sum(found.startswith(name) for found in known) != 1
+        ]
         if missing:
-            unsupported.append(f"{entry.table}, {entry.row}, {entry.column}: no record {', '.join(missing)}")
+            unsupported.append(
+                f"{entry.table}, {entry.row}, {entry.column}: no record {', '.join(missing)}"
+            )
         else:
             supported.append(entry)
     return Explanations(tuple(supported), tuple(unsupported))

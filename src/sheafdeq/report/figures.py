@@ -1,9 +1,10 @@
-"""Figures from records. Each is written as SVG, PDF and PNG beside a JSON file with its caption, the command that makes it and
-the records it read (with their SHA-256), so every curve has an origin.
+"""Figures from records. Each is written as SVG, PDF and PNG beside a JSON file with its caption,
+the command that makes it and the records it read (with their SHA-256), so every curve has an
+origin.
 
-Records read: ``*.json`` below the results folder, told apart by their ``schema`` (``sheafdeq.diagnostics/1``,
-``sheafdeq.async/1``, ``sheafdeq.certificate/1`` and ``/2``), and run records. Runs that became non-finite are in the records and are never
-part of a median.
+Records read: ``*.json`` below the results folder, told apart by their ``schema``
+(``sheafdeq.diagnostics/1``, ``sheafdeq.async/1``, ``sheafdeq.certificate/1`` and ``/2``), and run
+records. Runs that became non-finite are in the records and are never part of a median.
 """
 
 from __future__ import annotations
@@ -22,7 +23,15 @@ from typing import TYPE_CHECKING, Any
 
 from sheafdeq.errors import RecordError
 from sheafdeq.printable import mathtext
-from sheafdeq.records import RECORD_FILE, RunRecord, canonical_json, read_record, read_sealed, refuse_unreadable, write_bytes
+from sheafdeq.records import (
+    RECORD_FILE,
+    RunRecord,
+    canonical_json,
+    read_record,
+    read_sealed,
+    refuse_unreadable,
+    write_bytes,
+)
 from sheafdeq.regular_file import files_below, read_regular
 from sheafdeq.report.style import SEED_LOOKS, Look, look_of, style
 
@@ -32,7 +41,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Drawing", "Source", "draw_all", "read_sources", "verdict_of", "write_drawings"]
 
-DIAGNOSTICS, ASYNC, CERTIFICATE = "sheafdeq.diagnostics/1", "sheafdeq.async/1", "sheafdeq.certificate/2"
+DIAGNOSTICS, ASYNC, CERTIFICATE = (
+    "sheafdeq.diagnostics/1",
+    "sheafdeq.async/1",
+    "sheafdeq.certificate/2",
+)
 CERTIFICATES = ("sheafdeq.certificate/1", CERTIFICATE)
 
 
@@ -62,7 +75,8 @@ class Drawing:
 
 
 def read_sources(results: str | Path, runs: Iterable[str | Path] = ()) -> list[Source]:
-    """All records below ``results`` and the run records below ``runs``, in a fixed order; an altered record raises."""
+    """All records below ``results`` and the run records below ``runs``, in a fixed order; an
+    altered record raises."""
     found: dict[Path, Source] = {}
     folders = [Path(results), *map(Path, runs)]
     for number, root in enumerate(folders):
@@ -98,11 +112,19 @@ def draw_all(sources: Sequence[Source], only: Sequence[str] | None = None) -> li
     """
     try:
         return _draw_all(sources, only)
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, StopIteration, OverflowError) as error:
+    except (
+        KeyError,
+        IndexError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        StopIteration,
+        OverflowError,
+    ) as error:
         others = sorted({str(source.path) for source in sources if source.run is None})
         raise RecordError(
-            f"a record does not have the shape of its schema ({type(error).__name__}: {error}); one of {len(others)}: "
-            + ", ".join(others[:12])
+            f"a record does not have the shape of its schema ({type(error).__name__}: {error}); "
+            f"one of {len(others)}: " + ", ".join(others[:12])
         ) from error
 
 
@@ -114,7 +136,11 @@ def _draw_all(sources: Sequence[Source], only: Sequence[str] | None) -> list[Dra
 
     with style():
         for (_, title), group in _by_task(sources, DIAGNOSTICS).items():
-            for kind, draw in (("continued", continued_short), ("continued-full", continued_full), ("settling", settling)):
+            for kind, draw in (
+                ("continued", continued_short),
+                ("continued-full", continued_full),
+                ("settling", settling),
+            ):
                 if wanted(kind):
                     drawings.append(draw(group, title))
         for (_, title), group in _by_task(sources, ASYNC).items():
@@ -142,7 +168,11 @@ def write_drawings(drawings: Sequence[Drawing], out: str | Path, command: str) -
     written = []
     for drawing in drawings:
         with style():
-            for suffix, metadata in (("svg", {"Date": None}), ("pdf", {"CreationDate": None}), ("png", {"Software": None})):
+            for suffix, metadata in (
+                ("svg", {"Date": None}),
+                ("pdf", {"CreationDate": None}),
+                ("png", {"Software": None}),
+            ):
                 path = folder / f"{drawing.name}.{suffix}"
                 drawn = io.BytesIO()
                 drawing.figure.savefig(drawn, format=suffix, metadata=metadata)
@@ -154,7 +184,10 @@ def write_drawings(drawings: Sequence[Drawing], out: str | Path, command: str) -
             "figure": drawing.name,
             "caption": drawing.caption,
             "command": command,
-            "records": [{"file": str(s.path), "sha256": s.sha256, "run": _run_of(s)} for s in drawing.sources],
+            "records": [
+                {"file": str(s.path), "sha256": s.sha256, "run": _run_of(s)}
+                for s in drawing.sources
+            ],
         }
         write_bytes(path, canonical_json(facts) + b"\n")
         written.append(path)
@@ -169,18 +202,34 @@ def _run_of(source: Source) -> str | None:
 
 
 def _by_task(sources: Sequence[Source], schema: str) -> dict[tuple[str, str], list[Source]]:
-    """Records of one schema, grouped by task; inside a group in the order models are always shown in."""
+    """Records of one schema, grouped by task; inside a group in the order models are always shown
+    in."""
     groups: dict[tuple[str, str], list[Source]] = defaultdict(list)
     for source in sources:
         if source.schema == schema:
             task = source.payload["task"]
             groups[(task["name"], task["title"])].append(source)
     for group in groups.values():
-        group.sort(key=lambda s: (_rank(s.payload["model"]["name"]), s.payload.get("label") or "", str(s.path)))
+        group.sort(
+            key=lambda s: (
+                _rank(s.payload["model"]["name"]),
+                s.payload.get("label") or "",
+                str(s.path),
+            )
+        )
     return dict(sorted(groups.items()))
 
 
-_ORDER = ("sheafdeq", "sheafdeq-no-norm", "sheaf-cascade", "strong-sheaf", "loop-transformer", "graph-attn-deq", "ignn", "eignn")
+_ORDER = (
+    "sheafdeq",
+    "sheafdeq-no-norm",
+    "sheaf-cascade",
+    "strong-sheaf",
+    "loop-transformer",
+    "graph-attn-deq",
+    "ignn",
+    "eignn",
+)
 
 
 def _rank(name: str) -> tuple[int, str]:
@@ -188,7 +237,8 @@ def _rank(name: str) -> tuple[int, str]:
 
 
 def _labelled(group: Sequence[Source]) -> list[tuple[Source, str, Look]]:
-    """Each record with its legend text and look; several records of one model keep its colour and are told apart by line."""
+    """Each record with its legend text and look; several records of one model keep its colour and
+    are told apart by line."""
     counts: dict[str, int] = defaultdict(int)
     names = [source.payload["model"]["name"] for source in group]
     texts = []
@@ -200,7 +250,13 @@ def _labelled(group: Sequence[Source]) -> list[tuple[Source, str, Look]]:
     result = []
     for source, name, text in zip(group, names, texts, strict=True):
         several = texts.count(text) > 1 and source.payload.get("run")
-        result.append((source, f"{text} ({source.payload['run'][:8]})" if several else text, look_of(name, counts[name])))
+        result.append(
+            (
+                source,
+                f"{text} ({source.payload['run'][:8]})" if several else text,
+                look_of(name, counts[name]),
+            )
+        )
         counts[name] += 1
     return result
 
@@ -212,7 +268,11 @@ def _file_stem(kind: str, title: str) -> str:
 def _plottable(values: Sequence[float | None], *, floor: float | None = None) -> list[float]:
     """Nulls become gaps; on a logarithmic axis zeros are drawn at the floor."""
     shown = [math.nan if value is None else value for value in values]
-    return shown if floor is None else [max(value, floor) if value == value else value for value in shown]
+    return (
+        shown
+        if floor is None
+        else [max(value, floor) if value == value else value for value in shown]
+    )
 
 
 def _floor(curves: Iterable[Sequence[float | None]]) -> float:
@@ -227,11 +287,20 @@ def _letter(axes: Sequence[Axes]) -> None:
 
 def _legend_below(figure: Figure, axis: Axes, columns: int = 3) -> None:
     handles, labels = axis.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, max(len(labels), 1)), frameon=False)
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=min(columns, max(len(labels), 1)),
+        frameon=False,
+    )
 
 
 def _counted(group: Sequence[Source]) -> str:
-    left_out = sum(len(source.payload["continued"]["trajectories"]) - source.payload["continued"]["counted"] for source in group)
+    left_out = sum(
+        len(source.payload["continued"]["trajectories"]) - source.payload["continued"]["counted"]
+        for source in group
+    )
     return f" {left_out} non-finite starts are left out of the medians." if left_out else ""
 
 
@@ -251,7 +320,12 @@ def continued_short(group: Sequence[Source], title: str) -> Drawing:
 
 def continued_full(group: Sequence[Source], title: str) -> Drawing:
     """Four panels: update, state and prediction discrepancy, score."""
-    return _continued(group, title, ("update", "state_discrepancy", "prediction_discrepancy", "score"), "continued-full")
+    return _continued(
+        group,
+        title,
+        ("update", "state_discrepancy", "prediction_discrepancy", "score"),
+        "continued-full",
+    )
 
 
 def _continued(group: Sequence[Source], title: str, panels: Sequence[str], kind: str) -> Drawing:
@@ -267,11 +341,14 @@ def _continued(group: Sequence[Source], title: str, panels: Sequence[str], kind:
     last = max(source.payload["continued"]["iterations"] for source in group)
     graph = _graphs(group)
     caption = (
-        f"Continued iteration, {title} ({graph}): medians over the starts with interquartile bands, reference: the "
+        f"Continued iteration, {title} ({graph}): medians over the starts with interquartile "
+        "bands, reference: the "
         "default start "
-        f"after {last} iterations (not assumed to be an equilibrium). Models whose state is not exposed are judged by the "
+        f"after {last} iterations (not assumed to be an equilibrium). Models whose state is not "
+        "exposed are judged by the "
         "updates of "
-        "their outputs from their own start, without band. Dashed lines mark trained horizons. Zeros are drawn at the smallest "
+        "their outputs from their own start, without band. Dashed lines mark trained horizons. "
+        "Zeros are drawn at the smallest "
         f"positive value.{_long_text(group)}{_counted(group)}"
     )
     return Drawing(_file_stem(kind, title), figure, caption, tuple(group))
@@ -279,7 +356,9 @@ def _continued(group: Sequence[Source], title: str, panels: Sequence[str], kind:
 
 def _long_text(group: Sequence[Source]) -> str:
     common = _common_length(group)
-    return "" if common is None else f" Beyond {common} iterations (shaded) the axis is logarithmic."
+    return (
+        "" if common is None else (f" Beyond {common} iterations (shaded) the axis is logarithmic.")
+    )
 
 
 def _continued_panel(axis: Axes, group: Sequence[Source], panel: str) -> None:
@@ -308,14 +387,16 @@ def _continued_panel(axis: Axes, group: Sequence[Source], panel: str) -> None:
 
 
 def _common_length(group: Sequence[Source]) -> int | None:
-    """The length most runs have, where one is so much longer that it would squeeze the others; else None."""
+    """The length most runs have, where one is so much longer that it would squeeze the others; else
+    None."""
     lengths = sorted(source.payload["continued"]["iterations"] for source in group)
     common = int(median(lengths))
     return common if lengths[-1] > 1.5 * common else None
 
 
 def _shorten_long_runs(axis: Axes, group: Sequence[Source]) -> None:
-    """Linear up to the common length, logarithmic beyond it, so that one long run takes a quarter of the axis at most."""
+    """Linear up to the common length, logarithmic beyond it, so that one long run takes a quarter
+    of the axis at most."""
     common = _common_length(group)
     if common is None:
         return
@@ -347,7 +428,16 @@ def _mark_horizons(axis: Axes, horizons: Sequence[int]) -> None:
     for members in groups:
         middle = sum(place for place, _ in members) / len(members)
         text = ", ".join(str(horizon) for _, horizon in members)
-        axis.text(middle, 1.0, text, transform=axis.transAxes, ha="center", va="bottom", fontsize=7, color="0.3")
+        axis.text(
+            middle,
+            1.0,
+            text,
+            transform=axis.transAxes,
+            ha="center",
+            va="bottom",
+            fontsize=7,
+            color="0.3",
+        )
 
 
 def _score_label(group: Sequence[Source]) -> str:
@@ -367,8 +457,17 @@ def settling(group: Sequence[Source], title: str) -> Drawing:
         share = [100 * count / max(nodes, 1) for count in accumulate(result["counts"])]
         # a node at rest from the start counts as settled at 1: the axis is logarithmic
         rest, end = share[1:] or share, len(share)
-        middle = "more than half never" if result["median"] is None else f"median {result['median']}"
-        axis.step(range(1, len(rest) + 1), rest, where="post", label=mathtext(f"{label}: {middle}"), color=look.colour, linestyle=look.line)
+        middle = (
+            "more than half never" if result["median"] is None else (f"median {result['median']}")
+        )
+        axis.step(
+            range(1, len(rest) + 1),
+            rest,
+            where="post",
+            label=mathtext(f"{label}: {middle}"),
+            color=look.colour,
+            linestyle=look.line,
+        )
         axis.plot([end], rest[-1:], look.marker, color=look.colour, markersize=6, clip_on=False)
     axis.set_xscale("log")
     axis.set_xlim(1, longest * 1.15)
@@ -381,8 +480,10 @@ def settling(group: Sequence[Source], title: str) -> Drawing:
     _legend_below(figure, axis, columns=2)
     tolerance = group[0].payload["continued"]["trajectories"][0]["settling"]["tolerance"]
     caption = (
-        f"Settling times, {title}: the share of nodes whose row changes by at most {tolerance:g} (relative) from this iteration to the "
-        "end, from the default start. What is missing to 100 % at the marker was still moving in the last iteration; the rise "
+        f"Settling times, {title}: the share of nodes whose row changes by at most {tolerance:g} "
+        "(relative) from this iteration to the "
+        "end, from the default start. What is missing to 100 % at the marker was still moving in "
+        "the last iteration; the rise "
         "in a run's very last iterations counts nodes that had no time left to move again."
     )
     return Drawing(_file_stem("settling", title), figure, caption, tuple(group))
@@ -396,7 +497,9 @@ def _graphs(group: Sequence[Source]) -> str:
     names = [source.payload["graph"] for source in group]
     if len(set(names)) == 1:
         return f"graphs: {names[0]}"
-    return "graphs: " + ", ".join(f"{text} {name}" for (_, text, _), name in zip(_labelled(group), names, strict=True))
+    return "graphs: " + ", ".join(
+        f"{text} {name}" for (_, text, _), name in zip(_labelled(group), names, strict=True)
+    )
 
 
 def _conditions(group: Sequence[Source]) -> list[str]:
@@ -411,42 +514,65 @@ def _condition(source: Source, label: str) -> dict[str, Any] | None:
 
 
 def median_curve(samples: Sequence[dict[str, Any]]) -> tuple[list[float], list[float]]:
-    """Median over samples of their i-th recorded point; a run that became stationary keeps its last value."""
+    """Median over samples of their i-th recorded point; a run that became stationary keeps its last
+    value."""
     length = max(len(sample["work"]) for sample in samples)
     work, value = [], []
     for i in range(length):
         reached = [sample for sample in samples if len(sample["work"]) > i]
         work.append(median(sample["work"][i] for sample in reached))
-        value.append(median(sample["d_out"][min(i, len(sample["d_out"]) - 1)] for sample in samples))
+        value.append(
+            median(sample["d_out"][min(i, len(sample["d_out"]) - 1)] for sample in samples)
+        )
     return work, value
 
 
 def trajectories(group: Sequence[Source], title: str) -> Drawing:
-    """d_out against work: one panel for each condition, thin curves for schedules, thick for their median."""
+    """d_out against work: one panel for each condition, thin curves for schedules, thick for their
+    median."""
     import matplotlib.pyplot as plt
 
     labels = _conditions(group)
     columns = min(len(labels), 4)
     rows = -(-len(labels) // columns)
     figure, grid = plt.subplots(
-        rows, columns, figsize=(max(2.3 * columns, 4.0) + 0.6, 2.9 * rows), squeeze=False, sharex=True, sharey=True
+        rows,
+        columns,
+        figsize=(max(2.3 * columns, 4.0) + 0.6, 2.9 * rows),
+        squeeze=False,
+        sharex=True,
+        sharey=True,
     )
     floor = _floor(
-        sample["d_out"] for source in group for condition in source.payload["conditions"] for sample in condition["trajectories"]
+        sample["d_out"]
+        for source in group
+        for condition in source.payload["conditions"]
+        for sample in condition["trajectories"]
     )
     for axis, label in zip(grid.flat, labels, strict=False):
         for source, text, look in _labelled(group):
             condition = _condition(source, label)
-            samples = [] if condition is None else [s for s in condition["trajectories"] if _counts(s)]
+            samples = (
+                [] if condition is None else [s for s in condition["trajectories"] if _counts(s)]
+            )
             if not samples:
                 axis.plot([], [], label=mathtext(text), **look.options())
                 continue
             for sample in samples:
                 axis.plot(
-                    sample["work"], _plottable(sample["d_out"], floor=floor), color=look.colour, linewidth=0.5, alpha=0.35
+                    sample["work"],
+                    _plottable(sample["d_out"], floor=floor),
+                    color=look.colour,
+                    linewidth=0.5,
+                    alpha=0.35,
                 )
             work, value = median_curve(samples)
-            axis.plot(work, _plottable(value, floor=floor), label=mathtext(text), **{**look.options(points=len(work)), "linewidth": 2.0})
+            axis.plot(
+                work,
+                _plottable(value, floor=floor),
+                label=mathtext(text),
+                **{**look.options(points=len(work)), "linewidth": 2.0},
+            )
         axis.set_title(rf"$(s_\mathrm{{upd}}, \tau_\max)$ = {mathtext(label)}", fontsize=8)
         axis.set_xscale("symlog", linthresh=1)
         axis.set_yscale("log")
@@ -457,16 +583,21 @@ def trajectories(group: Sequence[Source], title: str) -> Drawing:
         axis.set_ylabel(r"$d_\mathrm{out}$ from the reference")
     _legend_below(figure, grid.flat[0])
     caption = (
-        f"Asynchronous inference, {title} ({group[0].payload['graph']}): relative Frobenius discrepancy of the outputs from the "
+        f"Asynchronous inference, {title} ({group[0].payload['graph']}): relative Frobenius "
+        "discrepancy of the outputs from the "
         "synchronous "
-        f"reference against mean updates per node. Thin: sampled schedules; thick: their median; points at observed work, "
-        f"not interpolated; a curve ends where its run no longer changes. {_reference_text(group)}{_zeros_text(group)}{_left_out(group)}"
+        "reference against mean updates per node. Thin: sampled schedules; thick: their median; "
+        "points at observed work, "
+        "not interpolated; a curve ends where its run no longer changes. "
+        f"{_reference_text(group)}{_zeros_text(group)}{_left_out(group)}"
     )
     return Drawing(_file_stem("async", title), figure, caption, tuple(group))
 
 
 def _counts(sample: dict[str, Any]) -> bool:
-    return sample["status"] not in ("non-finite", "diverged") and all(value is not None for value in sample["d_out"])
+    return sample["status"] not in ("non-finite", "diverged") and all(
+        value is not None for value in sample["d_out"]
+    )
 
 
 def _reference_text(group: Sequence[Source]) -> str:
@@ -474,7 +605,9 @@ def _reference_text(group: Sequence[Source]) -> str:
     for source, text, _ in _labelled(group):
         reference = source.payload["reference"]
         residual = "-" if reference["residual"] is None else f"{reference['residual']:.1e}"
-        parts.append(f"{text}: {reference['steps']} iterations, {reference['status']}, residual {residual}")
+        parts.append(
+            f"{text}: {reference['steps']} iterations, {reference['status']}, residual {residual}"
+        )
     return "References: " + "; ".join(parts) + "."
 
 
@@ -483,17 +616,31 @@ def _work_text(group: Sequence[Source]) -> str:
     works = {text: source.payload["work"] for source, text, _ in _labelled(group)}
     if len(set(works.values())) == 1:
         return f"{next(iter(works.values())):g} mean updates per node"
-    return "mean updates per node of " + ", ".join(f"{work:g} ({text})" for text, work in works.items())
+    return "mean updates per node of " + ", ".join(
+        f"{work:g} ({text})" for text, work in works.items()
+    )
 
 
 def _zeros_text(group: Sequence[Source]) -> str:
-    """A logarithmic axis has no zero, and the synchronous control of a finite-horizon model is exactly there."""
-    medians = (c["d_out"]["median"] for source in group for c in source.payload["conditions"] if c["d_out"] is not None)
-    return " Exact zeros are drawn at the smallest positive value." if any(median == 0 for median in medians) else ""
+    """A logarithmic axis has no zero, and the synchronous control of a finite-horizon model is
+    exactly there."""
+    medians = (
+        c["d_out"]["median"]
+        for source in group
+        for c in source.payload["conditions"]
+        if c["d_out"] is not None
+    )
+    return (
+        " Exact zeros are drawn at the smallest positive value."
+        if any(median == 0 for median in medians)
+        else ""
+    )
 
 
 def _left_out(group: Sequence[Source]) -> str:
-    count = sum(c["samples"] - c["counted"] for source in group for c in source.payload["conditions"])
+    count = sum(
+        c["samples"] - c["counted"] for source in group for c in source.payload["conditions"]
+    )
     return f" {count} runs that diverged or became non-finite are left out." if count else ""
 
 
@@ -504,13 +651,20 @@ def tau_sweep(group: Sequence[Source], title: str) -> Drawing:
     figure, (left, right) = plt.subplots(1, 2, figsize=(7.2, 3.2))
     delays = sorted({c["max_delay"] for source in group for c in source.payload["conditions"]})
     ticks = [math.log2(1 + delay) for delay in delays]
-    floor = _floor([c["d_out"][key] for key in ("min", "median")] for s in group for c in s.payload["conditions"] if c["d_out"])
+    floor = _floor(
+        [c["d_out"][key] for key in ("min", "median")]
+        for s in group
+        for c in s.payload["conditions"]
+        if c["d_out"]
+    )
     for source, text, look in _labelled(group):
         for axis, key in ((left, "d_out"), (right, "score")):
             conditions = [c for c in source.payload["conditions"] if c[key] is not None]
             x = [math.log2(1 + c["max_delay"]) for c in conditions]
             low, middle, high = (
-                _plottable([c[key][name] for c in conditions], floor=floor if key == "d_out" else None)
+                _plottable(
+                    [c[key][name] for c in conditions], floor=floor if key == "d_out" else None
+                )
                 for name in ("min", "median", "max")
             )
             axis.plot(x, middle, label=mathtext(text), **look.options(every=1))
@@ -524,9 +678,11 @@ def tau_sweep(group: Sequence[Source], title: str) -> Drawing:
     _letter([left, right])
     _legend_below(figure, left)
     caption = (
-        f"Sweep over the largest delay, {title} ({group[0].payload['graph']}), every node updating in every slot: median and "
+        f"Sweep over the largest delay, {title} ({group[0].payload['graph']}), every node "
+        "updating in every slot: median and "
         "range over "
-        f"sampled schedules after {_work_text(group)} (finite-horizon models: their own number of loops). "
+        f"sampled schedules after {_work_text(group)} (finite-horizon models: their own number of "
+        "loops). "
         f"{_reference_text(group)}{_zeros_text(group)}{_left_out(group)}"
     )
     return Drawing(_file_stem("tau-sweep", title), figure, caption, tuple(group))
@@ -539,24 +695,36 @@ def faults(group: Sequence[Source], title: str) -> Drawing:
     labels = _conditions(group)
     shown = _labelled(group)
     figure, axis = plt.subplots(figsize=(7.2, 1.2 + 0.38 * len(labels)))
-    floor = _floor([c["d_out"]["min"]] for s in group for c in s.payload["conditions"] if c["d_out"])
+    floor = _floor(
+        [c["d_out"]["min"]] for s in group for c in s.payload["conditions"] if c["d_out"]
+    )
     for position, (source, text, look) in enumerate(shown):
         offset = 0.7 * ((position + 0.5) / len(shown) - 0.5)
         for row, label in enumerate(labels):
             condition = _condition(source, label)
             if condition is None or condition["d_out"] is None:
                 continue
-            low, middle, high = (max(condition["d_out"][name], floor) for name in ("min", "median", "max"))
+            low, middle, high = (
+                max(condition["d_out"][name], floor) for name in ("min", "median", "max")
+            )
             y = row + offset
             axis.plot([low, high], [y, y], color=look.colour, linewidth=1.2)
-            axis.plot([middle], [y], look.marker, color=look.colour, markersize=5, label=mathtext(text) if row == 0 else None)
+            axis.plot(
+                [middle],
+                [y],
+                look.marker,
+                color=look.colour,
+                markersize=5,
+                label=mathtext(text) if row == 0 else None,
+            )
     axis.set_yticks(range(len(labels)), [_fault_text(group, label) for label in labels])
     axis.invert_yaxis()
     axis.set_xscale("log")
     axis.set_xlabel(r"$d_\mathrm{out}$ from the reference (median and range)")
     _legend_below(figure, axis)
     caption = (
-        f"Unreliable communication, {title} ({group[0].payload['graph']}), update window and delay (5, 2): median and range of "
+        f"Unreliable communication, {title} ({group[0].payload['graph']}), update window and "
+        "delay (5, 2): median and range of "
         "d_out over "
         "sampled schedules; in brackets the largest staleness that was observed, in slots. "
         f"{_reference_text(group)}{_zeros_text(group)}{_left_out(group)}"
@@ -574,12 +742,19 @@ def _fault_text(group: Sequence[Source], label: str) -> str:
 # ---------------------------------------------------------------------- accuracy against trust
 
 FRONTIER_LEVEL = 10
-_VERDICTS = {"certified": "o", "not certified": "s", "two candidates": "P", "refuted": "X", None: "d"}
+_VERDICTS = {
+    "certified": "o",
+    "not certified": "s",
+    "two candidates": "P",
+    "refuted": "X",
+    None: "d",
+}
 
 
 @dataclass(frozen=True)
 class _Point:
-    """One run: where it is after long iteration, what is proved about it, and how many starts agree with the default one."""
+    """One run: where it is after long iteration, what is proved about it, and how many starts agree
+    with the default one."""
 
     text: str
     name: str
@@ -603,7 +778,8 @@ def frontiers(sources: Sequence[Source]) -> list[Drawing]:
 
 
 def frontier(sources: Sequence[Source], title: str) -> Drawing | None:
-    """Test score at the end of continued iteration against the largest relative residual there; shapes tell the verdict."""
+    """Test score at the end of continued iteration against the largest relative residual there;
+    shapes tell the verdict."""
     import matplotlib.pyplot as plt
     from matplotlib.lines import Line2D
 
@@ -613,7 +789,12 @@ def frontier(sources: Sequence[Source], title: str) -> Drawing | None:
     figure, axis = plt.subplots(figsize=(8.6, 4.4))
     floor = _floor([[point.residual for point in points]])
     axis.set_xscale("log")
-    axis.plot([max(point.residual, floor) for point in points], [point.score for point in points], linestyle="")  # sets the limits
+    # sets the limits
+    axis.plot(
+        [max(point.residual, floor) for point in points],
+        [point.score for point in points],
+        linestyle="",
+    )
     score = _score_of(used)
     scores = [point.score for point in points]
     percent = score.endswith("(%)") and min(scores) >= 0
@@ -626,28 +807,54 @@ def frontier(sources: Sequence[Source], title: str) -> Drawing | None:
         axis.set_yticks(shown, [f"{tick:g}" for tick in shown])
         axis.minorticks_off()
         bottom, top = float(_stretched(low)), float(_stretched(high))
-        axis.set_ylim(*(float(_unstretched(limit)) for limit in (bottom - 0.05 * (top - bottom) - 0.01, top + 0.03 * (top - bottom))))
+        axis.set_ylim(
+            *(
+                float(_unstretched(limit))
+                for limit in (bottom - 0.05 * (top - bottom) - 0.01, top + 0.03 * (top - bottom))
+            )
+        )
     else:
         axis.margins(y=0.15)
     left, right = axis.get_xlim()
     axis.set_xlim(left / 3, right * 3)
-    axis.set_xlabel("largest relative residual of a node, default start, after the recorded iterations")
-    axis.set_ylabel(f"test {mathtext(score)} at the end" + (", axis stretched towards 100" if percent else ""))
+    axis.set_xlabel(
+        "largest relative residual of a node, default start, after the recorded iterations"
+    )
+    axis.set_ylabel(
+        f"test {mathtext(score)} at the end" + (", axis stretched towards 100" if percent else "")
+    )
     _number_points(figure, axis, points, floor)
-    present = [verdict for verdict in _VERDICTS if any(point.verdict == verdict for point in points)]
+    present = [
+        verdict for verdict in _VERDICTS if any(point.verdict == verdict for point in points)
+    ]
     handles = [
-        Line2D([], [], linestyle="", marker=_VERDICTS[verdict], color="0.35", label=verdict or "no certificate record")
+        Line2D(
+            [],
+            [],
+            linestyle="",
+            marker=_VERDICTS[verdict],
+            color="0.35",
+            label=verdict or "no certificate record",
+        )
         for verdict in present
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
-    hollow = "" if all(point.diagnosed for point in points) else (
-        " Hollow: no diagnose record; test score at the trained horizon, residual where the certificate's own iteration came to rest "
-        "(float64, one graph)."
+    hollow = (
+        ""
+        if all(point.diagnosed for point in points)
+        else (
+            " Hollow: no diagnose record; test score at the trained horizon, residual where the "
+            "certificate's own iteration came to rest "
+            "(float64, one graph)."
+        )
     )
     caption = (
-        f"Accuracy against trust, {title}: one point a run (damped iteration of it another), test score against the largest "
-        "relative residual after the recorded number of iterations from the default start (further left: closer to rest). "
-        "Shape: verdict of the certificate on one test graph. In brackets: how many of the starts (scales 1e-3 to 1e3) end in "
+        f"Accuracy against trust, {title}: one point a run (damped iteration of it another), test "
+        "score against the largest "
+        "relative residual after the recorded number of iterations from the default start "
+        "(further left: closer to rest). "
+        "Shape: verdict of the certificate on one test graph. In brackets: how many of the starts "
+        "(scales 1e-3 to 1e3) end in "
         f"the state of the default start.{hollow}"
     )
     return Drawing(_file_stem("frontier", title), figure, caption, tuple(used))
@@ -676,36 +883,53 @@ def _unstretched(value: Any) -> Any:
 
 
 def verdict_of(certificate: dict[str, Any]) -> str:
-    """Records of the first scheme called two states refuted without a proof; they are two candidates."""
+    """Records of the first scheme called two states refuted without a proof; they are two
+    candidates."""
     witness = certificate.get("witness")
     unproved = witness is not None and not witness["proved"]
-    return "two candidates" if certificate["verdict"] == "refuted" and unproved else certificate["verdict"]
+    return (
+        "two candidates"
+        if certificate["verdict"] == "refuted" and unproved
+        else certificate["verdict"]
+    )
 
 
 def _frontier_points(sources: Sequence[Source], title: str) -> tuple[list[_Point], list[Source]]:
-    """One point for each run of a task with a diagnose or a certificate record, and the records they come from."""
+    """One point for each run of a task with a diagnose or a certificate record, and the records
+    they come from."""
     runs = {source.run.id: source for source in sources if source.run is not None}
     certificates = {
         source.payload["run"]: source
         for source in sources
-        if source.schema in CERTIFICATES and source.payload["task"] == title and source.payload.get("run")
+        if source.schema in CERTIFICATES
+        and source.payload["task"] == title
+        and source.payload.get("run")
     }
-    diagnosed: dict[tuple[str, float], Source] = {}  # damped iteration of a run is a point of its own
+    # damped iteration of a run is a point of its own
+    diagnosed: dict[tuple[str, float], Source] = {}
     for source in sources:
         payload = source.payload
         if source.schema != DIAGNOSTICS or payload["task"]["title"] != title:
             continue
         key = (payload["run"], payload.get("damping", 1.0))
         before = diagnosed.get(key)
-        if before is None or before.payload["continued"]["iterations"] < payload["continued"]["iterations"]:
+        if (
+            before is None
+            or before.payload["continued"]["iterations"] < payload["continued"]["iterations"]
+        ):
             diagnosed[key] = source
-    # A certificate's own iteration (float64, one graph) is not comparable: it stands in only where nothing else was measured.
+    # A certificate's own iteration (float64, one graph) is not comparable: it stands in only where
+    # nothing else was measured.
     keys = set(diagnosed) or {(run, 1.0) for run in certificates}
     points: list[_Point] = []
     used: list[Source] = []
     shown: list[str] = []
     for run, damping in sorted(keys, key=lambda key: _frontier_rank(key, certificates, diagnosed)):
-        certificate, diagnosis, record = certificates.get(run), diagnosed.get((run, damping)), runs.get(run)
+        certificate, diagnosis, record = (
+            certificates.get(run),
+            diagnosed.get((run, damping)),
+            runs.get(run),
+        )
         penalised = record is not None and _is_penalised(record.run)
         verdict = None if certificate is None else verdict_of(certificate.payload["certificate"])
         if diagnosis is not None:
@@ -714,10 +938,18 @@ def _frontier_points(sources: Sequence[Source], title: str) -> tuple[list[_Point
             residual, score = default["update"][-1], default["score"][-1]
             name, text = payload["model"]["name"], payload.get("label") or payload["model"]["title"]
             groups, starts = continued["agreement"]["groups"], continued["agreement"]["starts"]
-            agreeing = (len(next(group for group in groups if default["start"] in group)), len(starts)) if len(starts) > 1 else None
+            agreeing = (
+                (len(next(group for group in groups if default["start"] in group)), len(starts))
+                if len(starts) > 1
+                else None
+            )
         elif certificate is not None and record is not None and record.run is not None:
             residual = certificate.payload["certificate"]["observations"].get("residual")
-            score, name, text = record.run.scores.get("test"), record.run.model.name, record.run.model.title
+            score, name, text = (
+                record.run.scores.get("test"),
+                record.run.model.name,
+                record.run.model.title,
+            )
             agreeing = None
         else:
             continue
@@ -736,9 +968,15 @@ def _frontier_points(sources: Sequence[Source], title: str) -> tuple[list[_Point
 
 
 def _frontier_rank(
-    key: tuple[str, float], certificates: dict[str, Source], diagnosed: dict[tuple[str, float], Source]
+    key: tuple[str, float],
+    certificates: dict[str, Source],
+    diagnosed: dict[tuple[str, float], Source],
 ) -> tuple[Any, ...]:
-    name = diagnosed[key].payload["model"]["name"] if key in diagnosed else certificates[key[0]].payload["model"]
+    name = (
+        diagnosed[key].payload["model"]["name"]
+        if key in diagnosed
+        else certificates[key[0]].payload["model"]
+    )
     return (*_rank(name), key)
 
 
@@ -750,7 +988,8 @@ def _is_penalised(record: RunRecord | None) -> bool:
 def _number_points(figure: Figure, axis: Axes, points: Sequence[_Point], floor: float) -> None:
     """Markers where they belong, a number beside each, and the names in a list beside the axes.
 
-    A number takes the nearest free place around its marker; only in a crowd does a short line lead to it.
+    A number takes the nearest free place around its marker; only in a crowd does a short line lead
+    to it.
     """
     from matplotlib.lines import Line2D
 
@@ -763,37 +1002,78 @@ def _number_points(figure: Figure, axis: Axes, points: Sequence[_Point], floor: 
     for number, (point, (x, y)) in enumerate(zip(order, places, strict=True), 1):
         look = look_of(point.name)
         face = look.colour if point.diagnosed else "white"
-        shape: dict[str, Any] = {"marker": _VERDICTS[point.verdict], "color": look.colour, "markerfacecolor": face, "linestyle": ""}
-        axis.plot([x], [y], markersize=6, alpha=0.85, transform=axis.transAxes, clip_on=False, **shape)
+        shape: dict[str, Any] = {
+            "marker": _VERDICTS[point.verdict],
+            "color": look.colour,
+            "markerfacecolor": face,
+            "linestyle": "",
+        }
+        axis.plot(
+            [x], [y], markersize=6, alpha=0.85, transform=axis.transAxes, clip_on=False, **shape
+        )
         spots = [
             (x + ring * math.cos(angle), y + 1.6 * ring * math.sin(angle), ring)
             for ring in (0.026, 0.045, 0.065, 0.085, 0.11, 0.14)
             for angle in (math.radians(turn) for turn in range(0, 360, 30))
         ]
-        free = (spot for spot in spots if all(abs(spot[0] - a) > 0.021 or abs(spot[1] - b) > 0.042 for a, b in taken))
+        free = (
+            spot
+            for spot in spots
+            if all(abs(spot[0] - a) > 0.021 or abs(spot[1] - b) > 0.042 for a, b in taken)
+        )
         at = next(free, spots[0])
         taken.append(at[:2])
-        thin: dict[str, Any] = {"arrowstyle": "-", "color": "0.5", "linewidth": 0.6, "shrinkA": 1, "shrinkB": 2}
+        thin: dict[str, Any] = {
+            "arrowstyle": "-",
+            "color": "0.5",
+            "linewidth": 0.6,
+            "shrinkA": 1,
+            "shrinkB": 2,
+        }
         line = thin if at[2] > 0.03 else None
         axis.annotate(
-            str(number), (x, y), at[:2], xycoords="axes fraction", textcoords="axes fraction", ha="center", va="center",
-            fontsize=7.5, fontweight="bold", arrowprops=line, annotation_clip=False,
-        )  # fmt: skip
-        agreeing = "" if point.agreeing is None else f" [{point.agreeing[0]} of {point.agreeing[1]}]"
-        handles.append(Line2D([], [], markersize=6, label=mathtext(f"{number}  {point.text}{agreeing}"), **shape))
-    figure.legend(handles=handles, loc="outside right upper", frameon=False, fontsize=7, handletextpad=0.3)
+            str(number),
+            (x, y),
+            at[:2],
+            xycoords="axes fraction",
+            textcoords="axes fraction",
+            ha="center",
+            va="center",
+            fontsize=7.5,
+            fontweight="bold",
+            arrowprops=line,
+            annotation_clip=False,
+        )
+        agreeing = (
+            "" if point.agreeing is None else (f" [{point.agreeing[0]} of {point.agreeing[1]}]")
+        )
+        handles.append(
+            Line2D(
+                [], [], markersize=6, label=mathtext(f"{number}  {point.text}{agreeing}"), **shape
+            )
+        )
+    figure.legend(
+        handles=handles, loc="outside right upper", frameon=False, fontsize=7, handletextpad=0.3
+    )
 
 
 # ---------------------------------------------------------------------- training variability
 
 
 def training_variability(sources: Sequence[Source]) -> list[Drawing]:
-    """Validation and test curves of every configuration that was trained from at least two seeds with test curves."""
+    """Validation and test curves of every configuration that was trained from at least two seeds
+    with test curves."""
     groups: dict[tuple[str, str, bytes], list[Source]] = defaultdict(list)
     for source in sources:
-        if source.run is not None and source.run.curves.get("test") and len(source.run.curves["test"]) > 1:
+        if (
+            source.run is not None
+            and source.run.curves.get("test")
+            and len(source.run.curves["test"]) > 1
+        ):
             record = source.run
-            groups[(record.task.title, record.model.name, canonical_json(record.model.options))].append(source)
+            groups[
+                (record.task.title, record.model.name, canonical_json(record.model.options))
+            ].append(source)
     drawings, used = [], set()
     for (title, name, _), group in sorted(groups.items()):
         if len({source.run.seed for source in group if source.run is not None}) < 2:
@@ -809,15 +1089,25 @@ def training_variability(sources: Sequence[Source]) -> list[Drawing]:
 def _training(group: Sequence[Source], title: str, stem: str) -> Drawing:
     import matplotlib.pyplot as plt
 
-    records = sorted((source.run for source in group if source.run is not None), key=lambda record: record.seed)
+    records = sorted(
+        (source.run for source in group if source.run is not None), key=lambda record: record.seed
+    )
     figure, (left, right) = plt.subplots(1, 2, figsize=(7.2, 3.0), sharex=True, sharey=True)
     for i, record in enumerate(records):
         look = SEED_LOOKS[i % len(SEED_LOOKS)]
         validation = _plottable(record.curves["validation"])
         epochs, test = zip(*record.curves["test"], strict=True)
         text = f"seed {record.seed}"
-        left.plot(range(len(validation)), validation, label=text, **look.options(points=len(validation)), linewidth=1.0)
-        right.plot(epochs, _plottable(test), label=text, **look.options(points=len(epochs)), linewidth=1.0)
+        left.plot(
+            range(len(validation)),
+            validation,
+            label=text,
+            **look.options(points=len(validation)),
+            linewidth=1.0,
+        )
+        right.plot(
+            epochs, _plottable(test), label=text, **look.options(points=len(epochs)), linewidth=1.0
+        )
         for axis in (left, right):
             axis.axvline(record.best.epoch, color=look.colour, linestyle=(0, (4, 3)), linewidth=0.8)
     score = records[0].task.score
@@ -830,9 +1120,11 @@ def _training(group: Sequence[Source], title: str, stem: str) -> Drawing:
     _legend_below(figure, left, columns=6)
     options = ", ".join(f"{key} {value}" for key, value in sorted(records[0].model.options.items()))
     caption = (
-        f"Training variability, {records[0].model.title} ({options}), {title}: (a) validation and (b) test scores while "
+        f"Training variability, {records[0].model.title} ({options}), {title}: (a) validation and "
+        "(b) test scores while "
         "training from "
-        f"{len(records)} seeds. Vertical dashed lines mark the epoch of the best validation score, which is the checkpoint that "
+        f"{len(records)} seeds. Vertical dashed lines mark the epoch of the best validation "
+        "score, which is the checkpoint that "
         "is used."
     )
     return Drawing(stem, figure, caption, tuple(group))
@@ -841,6 +1133,6 @@ def _training(group: Sequence[Source], title: str, stem: str) -> Drawing:
 def check_sources(sources: Sequence[Source]) -> None:
     """Nothing to draw is an error with a remedy, not an empty folder."""
     if not sources:
-        raise RecordError("no records found: make some with `sheafdeq diagnose RUN --out results/diagnostics`")
-
-
+        raise RecordError(
+            "no records found: make some with `sheafdeq diagnose RUN --out results/diagnostics`"
+        )

@@ -1,4 +1,5 @@
-"""The course of a distributed run: rounds, waiting and residual of every part over wall time, with deaths marked."""
+"""The course of a distributed run: rounds, waiting and residual of every part over wall time, with
+deaths marked."""
 
 from __future__ import annotations
 
@@ -32,9 +33,19 @@ def draw_parts(record: Mapping[str, Any], path: str | Path) -> None:
             axes[1].plot(times, [point[3] for point in course], **options)
             shown = [(point[0], point[2]) for point in course if point[2]]
             axes[2].plot([time for time, _ in shown], [value for _, value in shown], **options)
-        snapshots = [(event["seconds"], event["residual"]) for event in events if event["what"] == "snapshot" and event["residual"]]
+        snapshots = [
+            (event["seconds"], event["residual"])
+            for event in events
+            if event["what"] == "snapshot" and event["residual"]
+        ]
         if snapshots:
-            axes[2].plot(*zip(*snapshots, strict=True), color="black", marker="x", linestyle="none", label="exact, by snapshot")
+            axes[2].plot(
+                *zip(*snapshots, strict=True),
+                color="black",
+                marker="x",
+                linestyle="none",
+                label="exact, by snapshot",
+            )
         tolerance = record.get("solve", {}).get("tolerance")
         if tolerance:
             axes[2].axhline(tolerance, color="0.4", linewidth=0.8, linestyle=":", label="tolerance")

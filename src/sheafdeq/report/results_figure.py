@@ -13,19 +13,27 @@ __all__ = ["community_figure"]
 ROWS = (
     ("SheafDEQ", "SheafDEQ, the paper's protocol", "sheafdeq", 0),
     ("SheafDEQ Δ [recipe per-graph]", "SheafDEQ with differences on the edges", "sheafdeq", 1),
-    ("Sheaf Cascade Δ [recipe cascade]", "Sheaf Cascade (settles for every weight)", "sheaf-cascade", 0),
+    (
+        "Sheaf Cascade Δ [recipe cascade]",
+        "Sheaf Cascade (settles for every weight)",
+        "sheaf-cascade",
+        0,
+    ),
     ("Loop Transformer (control)", "Loop Transformer, the paper's protocol", "loop-transformer", 0),
 )
 """Title of the row, legend text, model that gives the colour, which of its looks."""
 
 
 def community_figure(table: Table, runs: Sequence[Source]) -> Drawing:
-    """Median and range of our rows at each level, over the paper's range of SheafDEQ; open markers: fresh graphs."""
+    """Median and range of our rows at each level, over the paper's range of SheafDEQ; open markers:
+    fresh graphs."""
     import matplotlib.pyplot as plt
 
     columns = [title for title in table.columns if not title.endswith(" fresh")]
     lines = {row.title: row.cells for row in table.rows if row.source == "ours"}
-    position = next(n for n, row in enumerate(table.rows) if row.title == "SheafDEQ" and row.source == "ours")
+    position = next(
+        n for n, row in enumerate(table.rows) if row.title == "SheafDEQ" and row.source == "ours"
+    )
     used: dict[str, None] = {}
     with style():
         figure, axis = plt.subplots(figsize=(7.2, 3.4))
@@ -33,8 +41,17 @@ def community_figure(table: Table, runs: Sequence[Source]) -> Drawing:
             spread = table.rows[position + 1].cells[table.columns.index(title)].spread
             if spread is not None:
                 label = "SheafDEQ in the paper: range and median" if place == 0 else None
-                axis.fill_between([place - 0.42, place + 0.42], spread[1], spread[2], color="0.86", linewidth=0, label=label)
-                axis.plot([place - 0.42, place + 0.42], [spread[0]] * 2, color="0.55", linewidth=1.2)
+                axis.fill_between(
+                    [place - 0.42, place + 0.42],
+                    spread[1],
+                    spread[2],
+                    color="0.86",
+                    linewidth=0,
+                    label=label,
+                )
+                axis.plot(
+                    [place - 0.42, place + 0.42], [spread[0]] * 2, color="0.55", linewidth=1.2
+                )
         shown = [row for row in ROWS if any(cell.spread for cell in lines.get(row[0], ()))]
         for number, (name, text, model, variant) in enumerate(shown):
             look = look_of(model, variant)
@@ -44,14 +61,28 @@ def community_figure(table: Table, runs: Sequence[Source]) -> Drawing:
                 used.update(dict.fromkeys(cell.runs))
                 _mark(axis, place + offset, cell, look.colour, look.marker, filled=True)
                 if f"{title} fresh" in table.columns:
-                    _mark(axis, place + offset + 0.05, lines[name][table.columns.index(f"{title} fresh")], look.colour, "D", filled=False)
+                    _mark(
+                        axis,
+                        place + offset + 0.05,
+                        lines[name][table.columns.index(f"{title} fresh")],
+                        look.colour,
+                        "D",
+                        filled=False,
+                    )
             axis.plot([], [], color=look.colour, marker=look.marker, linestyle="none", label=text)
         axis.set_xticks(range(len(columns)), [f"level {title[1:]}" for title in columns])
         axis.set_ylabel("test accuracy (%)")
         axis.set_ylim(30, 102)
-        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, frameon=False, fontsize="small")
+        axis.legend(
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.12),
+            ncols=2,
+            frameon=False,
+            fontsize="small",
+        )
     caption = (
-        "Community detection: median and range over the seeds that have finished, beside the range of SheafDEQ over five seeds in the "
+        "Community detection: median and range over the seeds that have finished, beside the "
+        "range of SheafDEQ over five seeds in the "
         "paper. "
         "Open diamonds: ten fresh graphs a level that no training and no choice has seen."
     )
@@ -66,4 +97,12 @@ def _mark(axis: object, x: float, cell: Cell, colour: str, marker: str, *, fille
     face = colour if filled else "white"
     if filled:
         axis.plot([x, x], [low, high], color=colour, linewidth=1.0)  # type: ignore[attr-defined]
-    axis.plot([x], [middle], marker=marker, markersize=4.5, color=colour, markerfacecolor=face, linestyle="none")  # type: ignore[attr-defined]
+    axis.plot(  # type: ignore[attr-defined]
+        [x],
+        [middle],
+        marker=marker,
+        markersize=4.5,
+        color=colour,
+        markerfacecolor=face,
+        linestyle="none",
+    )

@@ -1,7 +1,7 @@
 """One look for all figures: the same colour, line and marker for the same model everywhere.
 
-Colours are the Okabe-Ito set, which colour-blind readers can tell apart; every model also has its own line style and marker, so
-the figures read in greyscale.
+Colours are the Okabe-Ito set, which colour-blind readers can tell apart; every model also has its
+own line style and marker, so the figures read in greyscale.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class Look:
     marker: str
 
     def options(self, *, points: int = 1, every: int | None = None) -> dict[str, Any]:
-        """Keyword arguments of ``Axes.plot``, with about eight markers on a curve of ``points`` points."""
+        """Keyword arguments of ``Axes.plot``, with about eight markers on a curve of ``points``
+        points."""
         return {
             "color": self.colour,
             "linestyle": self.line,
@@ -49,7 +50,10 @@ _LOOKS = {
     "appnp-tanh": Look("#56B4E9", _DENSE_DOTS, "*"),
     "energygnn": Look("#8C510A", ":", "h"),
 }
-_OTHER = [Look("#555555", line, marker) for line, marker in (("-", "d"), ("--", "p"), ("-.", "8"), (":", "H"))]
+_OTHER = [
+    Look("#555555", line, marker)
+    for line, marker in (("-", "d"), ("--", "p"), ("-.", "8"), (":", "H"))
+]
 
 SEED_LOOKS = [
     Look("#0072B2", "-", "o"),
@@ -63,14 +67,16 @@ SEED_LOOKS = [
 
 
 def look_of_model(name: str) -> Look:
-    """The look of a registered model; unknown names share a few greys, the same name always the same one."""
+    """The look of a registered model; unknown names share a few greys, the same name always the
+    same one."""
     if name in _LOOKS:
         return _LOOKS[name]
     return _OTHER[sum(name.encode()) % len(_OTHER)]
 
 
 def look_of(name: str, variant: int = 0) -> Look:
-    """The look of the ``variant``-th curve of one model: its colour, with another line and marker from the second on."""
+    """The look of the ``variant``-th curve of one model: its colour, with another line and marker
+    from the second on."""
     look = look_of_model(name)
     if variant == 0:
         return look

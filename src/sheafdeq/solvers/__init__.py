@@ -12,7 +12,16 @@ from sheafdeq.solvers.iterate import Function, Observer, Stopping, iterate
 from sheafdeq.solvers.picard import Picard
 from sheafdeq.solvers.solution import Solution, Status
 
-__all__ = ["Anderson", "Picard", "Solution", "Solver", "Status", "Stopping", "iterate", "solver_from"]
+__all__ = [
+    "Anderson",
+    "Picard",
+    "Solution",
+    "Solver",
+    "Status",
+    "Stopping",
+    "iterate",
+    "solver_from",
+]
 
 
 class Solver(Protocol):
@@ -42,11 +51,14 @@ class Solver(Protocol):
 
 
 def solver_from(choice: str | Solver | None, steps: int) -> Solver:
-    """A solver object, or one of the names ``picard`` (fixed ``steps``) and ``anderson`` (at most ``steps``)."""
+    """A solver object, or one of the names ``picard`` (fixed ``steps``) and ``anderson`` (at most
+    ``steps``)."""
     if choice is None or choice == "picard":
         return Picard(steps=steps)
     if choice == "anderson":
         return Anderson(steps=steps)
     if isinstance(choice, str):
-        raise InputError(f"unknown solver {choice!r}: choose 'picard', 'anderson', or pass a solver object")
+        raise InputError(
+            f"unknown solver {choice!r}: choose 'picard', 'anderson', or pass a solver object"
+        )
     return choice

@@ -24,15 +24,18 @@ class _Memory:
 
 @dataclass(frozen=True)
 class Anderson(FixedPointSolver):
-    """z_{k+1} = sum_i a_i f(z_i) over the last ``window`` states, with sum_i a_i = 1 minimising ||sum_i a_i (f(z_i) - z_i)||_2.
+    """z_{k+1} = sum_i a_i f(z_i) over the last ``window`` states, with sum_i a_i = 1 minimising
+    ||sum_i a_i (f(z_i) - z_i)||_2.
 
     Differences from the common implementation, each of which answers a known complaint:
 
-    * the least squares problem is regularised relative to its own scale (``ridge``), so identical or vanishing defects give
-      the Picard step and never a singular solve;
-    * coefficients are computed for every graph of the batch alone: a batch gives each graph what it would get alone;
-    * when a graph's defect grows past ``restart_factor`` times its best, the graph falls back to the Picard step until it
-      recovers, so mixing cannot turn a convergent iteration into a divergent one unnoticed.
+    * the least squares problem is regularised relative to its own scale (``ridge``), so identical
+      or vanishing defects give the Picard step and never a singular solve;
+    * coefficients are computed for every graph of the batch alone: a batch gives each graph what it
+      would get alone;
+    * when a graph's defect grows past ``restart_factor`` times its best, the graph falls back to
+      the Picard step until it recovers, so mixing cannot turn a convergent iteration into a
+      divergent one unnoticed.
     """
 
     steps: int = 100
@@ -71,11 +74,21 @@ class Anderson(FixedPointSolver):
         if grown is not None and bool(grown.any()):
             newest = torch.zeros_like(weights)
             newest[:, -1] = 1.0
-            weights = torch.where(grown.unsqueeze(1) | ~torch.isfinite(weights).all(1, keepdim=True), newest, weights)
-        per_node = weights[memory.graph_of_node] if memory.graph_of_node is not None else weights.expand(len(state), -1)
+            weights = torch.where(
+                grown.unsqueeze(1) | ~torch.isfinite(weights).all(1, keepdim=True), newest, weights
+            )
+        per_node = (
+            weights[memory.graph_of_node]
+            if memory.graph_of_node is not None
+            else weights.expand(len(state), -1)
+        )
         proposal = torch.zeros_like(state)
-        for i, (past_image, past_defect) in enumerate(zip(memory.images, memory.defects, strict=True)):
-            mixed = past_image if self.mixing == 1.0 else past_image - (1.0 - self.mixing) * past_defect
+        for i, (past_image, past_defect) in enumerate(
+            zip(memory.images, memory.defects, strict=True)
+        ):
+            mixed = (
+                past_image if self.mixing == 1.0 else past_image - (1.0 - self.mixing) * past_defect
+            )
             proposal = proposal + per_node[:, i : i + 1] * mixed
         return proposal, memory
 
@@ -89,19 +102,25 @@ class Anderson(FixedPointSolver):
         return total.index_add_(0, memory.graph_of_node, rows)
 
     def _weights(self, memory: _Memory) -> Tensor:
-        """(num_graphs, m) coefficients that sum to one, from each graph's Gram matrix of defects."""
+        """(num_graphs, m) coefficients that sum to one, from each graph's Gram matrix of
+        defects."""
         stacked = torch.stack(memory.defects, dim=1)  # (n, m, c)
         gram_rows = stacked @ stacked.transpose(1, 2)  # (n, m, m)
         m = gram_rows.shape[1]
         if memory.graph_of_node is None:
             gram = gram_rows.sum(0, keepdim=True)
         else:
-            gram = gram_rows.new_zeros(memory.num_graphs, m, m).index_add(0, memory.graph_of_node, gram_rows)
+            gram = gram_rows.new_zeros(memory.num_graphs, m, m).index_add(
+                0, memory.graph_of_node, gram_rows
+            )
         scale = gram.diagonal(dim1=1, dim2=2).mean(1).clamp(min=torch.finfo(gram.dtype).tiny)
         eye = torch.eye(m, dtype=gram.dtype, device=gram.device)
-        # The ridge pulls towards equal weights; it also bounds the condition number, so the solve cannot fail.
+        # The ridge pulls towards equal weights; it also bounds the condition number, so the solve
+        # cannot fail.
         ridge = max(self.ridge, 10 * torch.finfo(gram.dtype).eps)
         system = gram / scale[:, None, None] + ridge * eye
-        solved = torch.linalg.solve(system, torch.ones(m, 1, dtype=gram.dtype, device=gram.device).expand(len(gram), m, 1))
+        solved = torch.linalg.solve(
+            system, torch.ones(m, 1, dtype=gram.dtype, device=gram.device).expand(len(gram), m, 1)
+        )
         weights = solved.squeeze(-1)
         return weights / weights.sum(1, keepdim=True)

@@ -18,10 +18,11 @@ Kind = TypeVar("Kind", bound="FixedPointSolver")
 
 @dataclass(frozen=True)
 class FixedPointSolver:
-    """A method with its stopping rule (see :class:`~sheafdeq.solvers.iterate.Stopping`); subclasses supply the method.
+    """A method with its stopping rule (see :class:`~sheafdeq.solvers.iterate.Stopping`); subclasses
+    supply the method.
 
-    ``distance=None`` leaves the choice to the model that is solved (Thompson's where states are positive); without a model
-    it is ``relative-entry``.
+    ``distance=None`` leaves the choice to the model that is solved (Thompson's where states are
+    positive); without a model it is ``relative-entry``.
     """
 
     steps: int = 20
@@ -77,5 +78,11 @@ class FixedPointSolver:
     ) -> Solution:
         """Iterate ``function`` from ``initial``."""
         return iterate(
-            function, initial, self, self.stopping, graph_of_node=graph_of_node, num_graphs=num_graphs, observe=observe
+            function,
+            initial,
+            self,
+            self.stopping,
+            graph_of_node=graph_of_node,
+            num_graphs=num_graphs,
+            observe=observe,
         )

@@ -1,17 +1,20 @@
 """The only loop. Limits, non-finite checks, per-graph stopping and the residual trace live here,
 where no method can forget them.
 
-A *method* turns the state z_k and its image f(z_k) into the next state z_{k+1} (Picard takes the image, Anderson
-mixes several). Everything else is the loop's:
+A *method* turns the state z_k and its image f(z_k) into the next state z_{k+1} (Picard takes the
+image, Anderson mixes several). Everything else is the loop's:
 
-* residual of step k: the distance between f(z_k) and z_k, one value for each node, the maximum for each graph;
-* every status and every residual that is reported belongs to *the state that is returned*: it is measured there, which costs one
-  evaluation where the step limit ends a run; a graph is CONVERGED only if that residual is within tolerance;
-* a tolerance that the precision cannot resolve is not a promise that can be kept. The loop stops where it was asked to, and
-  judges by what rounding leaves (:func:`~sheafdeq.distances.resolution`); the solution says so. A graph whose image moves by more
+* residual of step k: the distance between f(z_k) and z_k, one value for each node, the maximum for
+  each graph;
+* every status and every residual that is reported belongs to *the state that is returned*: it is
+  measured there, which costs one evaluation where the step limit ends a run; a graph is CONVERGED
+  only if that residual is within tolerance;
+* a tolerance that the precision cannot resolve is not a promise that can be kept. The loop stops
+  where it was asked to, and judges by what rounding leaves
+  (:func:`~sheafdeq.distances.resolution`); the solution says so. A graph whose image moves by more
   than that when its state is rounded differently is not CONVERGED, whatever its residual;
-* with ``stop_early`` a graph is frozen at that state while the others go on, so a batch gives each graph what it
-  would get alone;
+* with ``stop_early`` a graph is frozen at that state while the others go on, so a batch gives each
+  graph what it would get alone;
 * a graph whose image is not finite is frozen at its last finite state.
 """
 
@@ -48,10 +51,11 @@ class Method(Protocol):
 class Stopping:
     """When to stop, and what to call it.
 
-    ``tolerance=None`` never reports convergence. ``stop_early=False`` runs exactly ``max_steps`` (the paper's finite
-    horizon) and judges only the end. ``stagnation_window`` steps without one per cent of progress end a graph when
-    stopping early. ``trace=False`` measures only the last step (training speed). ``probe=False`` takes residuals at their word,
-    without asking how far another rounding of the state moves its image.
+    ``tolerance=None`` never reports convergence. ``stop_early=False`` runs exactly ``max_steps``
+    (the paper's finite horizon) and judges only the end. ``stagnation_window`` steps without one
+    per cent of progress end a graph when stopping early. ``trace=False`` measures only the last
+    step (training speed). ``probe=False`` takes residuals at their word, without asking how far
+    another rounding of the state moves its image.
     """
 
     max_steps: int
@@ -65,14 +69,22 @@ class Stopping:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "distance", distance_by_name(self.distance))
-        if isinstance(self.max_steps, bool) or not isinstance(self.max_steps, int) or self.max_steps < 0:
+        if (
+            isinstance(self.max_steps, bool)
+            or not isinstance(self.max_steps, int)
+            or self.max_steps < 0
+        ):
             raise InputError(f"max_steps must be a non-negative integer, got {self.max_steps!r}")
         if self.tolerance is not None and not self.tolerance > 0:
             raise InputError(f"tolerance must be positive or None, got {self.tolerance!r}")
         if self.stop_early and self.tolerance is None:
-            raise InputError("stopping early needs a tolerance; give one, or run a fixed number of steps")
+            raise InputError(
+                "stopping early needs a tolerance; give one, or run a fixed number of steps"
+            )
         if self.stagnation_window < 2:
-            raise InputError(f"stagnation_window must be at least 2, got {self.stagnation_window!r}")
+            raise InputError(
+                f"stagnation_window must be at least 2, got {self.stagnation_window!r}"
+            )
 
 
 def per_graph_max(values: Tensor, graph_of_node: Tensor | None, num_graphs: int) -> Tensor:
@@ -93,13 +105,21 @@ def _measure(
     """(num_graphs,) largest residual of every graph; infinite where the image is not finite."""
     residual = stopping.distance(image.detach(), state.detach())
     # An overflow can cancel in a maximum but not in a sum of absolute values that is itself finite.
-    broken = ~torch.isfinite(image.detach()).all(dim=1) if image.shape[1] else torch.zeros_like(residual).bool()
-    residual = torch.where(broken | residual.isnan(), torch.full_like(residual, torch.inf), residual)
+    broken = (
+        ~torch.isfinite(image.detach()).all(dim=1)
+        if image.shape[1]
+        else torch.zeros_like(residual).bool()
+    )
+    residual = torch.where(
+        broken | residual.isnan(), torch.full_like(residual, torch.inf), residual
+    )
     return per_graph_max(residual, graph_of_node, num_graphs)
 
 
 @torch.no_grad()
-def _graphs_with_broken_rows(image: Tensor, graph_of_node: Tensor | None, num_graphs: int) -> Tensor:
+def _graphs_with_broken_rows(
+    image: Tensor, graph_of_node: Tensor | None, num_graphs: int
+) -> Tensor:
     broken = (~torch.isfinite(image.detach())).any(dim=1)
     return per_graph_max(broken.to(torch.float32), graph_of_node, num_graphs) > 0
 
@@ -119,7 +139,8 @@ def iterate(
 
     ``observe(k, z_k)`` is called with every state, the initial one (k = 0) included.
     Gradients flow through the loop when grad mode is on; residuals are measured outside the graph.
-    ``tolerances`` (num_graphs,) gives each graph its own, taken as it is, in place of ``stopping.tolerance``.
+    ``tolerances`` (num_graphs,) gives each graph its own, taken as it is, in place of
+    ``stopping.tolerance``.
     """
     if initial.dim() != 2:
         raise InputError(f"a state has shape (nodes, channels), got {tuple(initial.shape)}")
@@ -151,10 +172,12 @@ def iterate(
             last = torch.where(active, residual, last)
             residuals.append(float(residual[active].max()) if bool(active.any()) else 0.0)
             grounds = residual.clamp(min=stopping.tolerance or 1e-12)
-            first = grounds if first is None else torch.where(torch.isinf(first), grounds, first)  # a start may lie outside
+            # a start may lie outside
+            first = grounds if first is None else torch.where(torch.isinf(first), grounds, first)
             finished = torch.zeros_like(active)
             not_finite = torch.isinf(residual) & active
-            if bool(not_finite.any()):  # infinite residual: NaN in the image, or outside the metric's domain
+            # infinite residual: NaN in the image, or outside the metric's domain
+            if bool(not_finite.any()):
                 not_finite &= _graphs_with_broken_rows(image, graph_of_node, num_graphs)
                 finished |= _finish(status, not_finite, Status.NON_FINITE)
             if stopping.stop_early:
@@ -173,7 +196,11 @@ def iterate(
                 break
         proposal, memory = method.propose(state, image, memory)
         image = None
-        state = proposal if bool(active.all()) else _keep_finished(proposal, state, active, graph_of_node)
+        state = (
+            proposal
+            if bool(active.all())
+            else _keep_finished(proposal, state, active, graph_of_node)
+        )
         graph_steps = graph_steps + active.to(torch.int64)
         steps = k + 1
         if observe is not None:
@@ -206,21 +233,30 @@ def _finish(status: list[Status | None], graphs: Tensor, verdict: Status) -> Ten
     return graphs
 
 
-def _keep_finished(proposal: Tensor, state: Tensor, active: Tensor, graph_of_node: Tensor | None) -> Tensor:
+def _keep_finished(
+    proposal: Tensor, state: Tensor, active: Tensor, graph_of_node: Tensor | None
+) -> Tensor:
     if graph_of_node is None:
         return proposal if bool(active[0]) else state
     return torch.where(active[graph_of_node].unsqueeze(1), proposal, state)
 
 
 PROBED_ROUNDINGS = 2.0**20
-"""Where the tolerance is more than this many units in the last place, rounding cannot decide the verdict and is not examined."""
+"""Where the tolerance is more than this many units in the last place, rounding cannot decide the
+verdict and is not examined."""
 
 
 class _Judge:
-    """What is said of the returned state: its residual, the tolerance it is held against, and what rounding can hide."""
+    """What is said of the returned state: its residual, the tolerance it is held against, and what
+    rounding can hide."""
 
     def __init__(
-        self, function: Function, stopping: Stopping, graph_of_node: Tensor | None, num_graphs: int, tolerances: Tensor | None
+        self,
+        function: Function,
+        stopping: Stopping,
+        graph_of_node: Tensor | None,
+        num_graphs: int,
+        tolerances: Tensor | None,
     ) -> None:
         self.function, self.stopping = function, stopping
         self.graph_of_node, self.num_graphs, self.given = graph_of_node, num_graphs, tolerances
@@ -229,8 +265,11 @@ class _Judge:
         self.resolution = 0.0
 
     @torch.no_grad()
-    def measured_end(self, state: Tensor, active: Tensor, last: Tensor, status: list[Status | None]) -> Tensor:
-        """Measure and judge the graphs that were still running at the step limit; returns the image of the returned state."""
+    def measured_end(
+        self, state: Tensor, active: Tensor, last: Tensor, status: list[Status | None]
+    ) -> Tensor:
+        """Measure and judge the graphs that were still running at the step limit; returns the image
+        of the returned state."""
         image = self._evaluated(state)
         residual = _measure(image, state, self.stopping, self.graph_of_node, self.num_graphs)
         broken = active & _graphs_with_broken_rows(state, self.graph_of_node, self.num_graphs)
@@ -238,24 +277,39 @@ class _Judge:
         within = torch.zeros_like(active)
         if self.tolerance is not None:
             within = active & ~broken & (residual <= self._tolerances(state))
-        for graphs, verdict in ((within, Status.CONVERGED), (broken, Status.NON_FINITE), (active & ~within & ~broken, Status.MAX_STEPS)):
+        for graphs, verdict in (
+            (within, Status.CONVERGED),
+            (broken, Status.NON_FINITE),
+            (active & ~within & ~broken, Status.MAX_STEPS),
+        ):
             _finish(status, graphs, verdict)
         return image
 
     @torch.no_grad()
     def settle_by_precision(
-        self, state: Tensor, image: Tensor | None, last: Tensor, status: list[Status | None], stuck: Tensor
+        self,
+        state: Tensor,
+        image: Tensor | None,
+        last: Tensor,
+        status: list[Status | None],
+        stuck: Tensor,
     ) -> None:
         """CONVERGED and STAGNATED in the light of what the precision resolves."""
         if self.tolerance is None:
             return
         bounds = self._tolerances(state)
         _finish(status, stuck & (last <= bounds), Status.CONVERGED)
-        claims = torch.tensor([s is Status.CONVERGED for s in status], dtype=torch.bool, device=last.device)
+        claims = torch.tensor(
+            [s is Status.CONVERGED for s in status], dtype=torch.bool, device=last.device
+        )
         if self.given is None:
             self.tolerance = max(self.tolerance, _largest(bounds))
         eps = torch.finfo(state.dtype).eps
-        coarse = not self.stopping.probe or self.given is not None or _largest(bounds) > PROBED_ROUNDINGS * eps
+        coarse = (
+            not self.stopping.probe
+            or self.given is not None
+            or _largest(bounds) > PROBED_ROUNDINGS * eps
+        )
         if coarse or image is None or not bool(claims.any()):
             return
         moved = self._evaluated(_rounded_otherwise(state))
@@ -264,7 +318,8 @@ class _Judge:
         _finish(status, claims & ~(noise <= bounds), Status.STAGNATED)
 
     def _evaluated(self, state: Tensor) -> Tensor:
-        """f(state); looking must not change what follows, so a map that draws at random leaves its generator as it was."""
+        """f(state); looking must not change what follows, so a map that draws at random leaves its
+        generator as it was."""
         before = torch.get_rng_state()
         image = self.function(state)
         torch.set_rng_state(before)
@@ -272,7 +327,8 @@ class _Judge:
         return image
 
     def _tolerances(self, state: Tensor) -> Tensor:
-        """(num_graphs,) what each graph is held against: what was asked for, or what its precision resolves."""
+        """(num_graphs,) what each graph is held against: what was asked for, or what its precision
+        resolves."""
         if self.given is not None:
             return self.given
         assert self.stopping.tolerance is not None
@@ -286,10 +342,12 @@ class _Judge:
 
 
 def _rounded_otherwise(state: Tensor) -> Tensor:
-    """The state moved by two units in the last place, up and down in turn: the same numbers as far as the precision goes."""
+    """The state moved by two units in the last place, up and down in turn: the same numbers as far
+    as the precision goes."""
     ulps = 2 * torch.finfo(state.dtype).eps
     count = torch.arange(state.numel(), device=state.device)
-    up = ((count * 2654435761) >> 16) % 2 == 0  # a fixed pattern without a period that a graph could share
+    # a fixed pattern without a period that a graph could share
+    up = ((count * 2654435761) >> 16) % 2 == 0
     return torch.where(up.view_as(state), state * (1 + ulps), state * (1 - ulps))
 
 

@@ -16,11 +16,14 @@ __all__ = ["Picard"]
 class Picard(FixedPointSolver):
     """Picard iteration for a fixed number of steps, or to a tolerance.
 
-    * ``Picard(steps=20)`` runs exactly 20 steps (the paper's training horizon) and judges the end by ``tolerance``.
-    * ``Picard(steps=1000, tolerance=1e-6, stop_early=True)`` stops each graph where its residual is within tolerance.
-    * ``damping=a`` in (0, 1] takes the share ``a`` of every step; 1 is the plain iteration. Fixed points are the same;
-      cycles of the plain iteration often settle. ``undamped=m`` leaves the first m steps plain: a start far from the solutions
-      is forgotten at once by a bounded map, but lingers for many damped steps.
+    * ``Picard(steps=20)`` runs exactly 20 steps (the paper's training horizon) and judges the end
+      by ``tolerance``.
+    * ``Picard(steps=1000, tolerance=1e-6, stop_early=True)`` stops each graph where its residual is
+      within tolerance.
+    * ``damping=a`` in (0, 1] takes the share ``a`` of every step; 1 is the plain iteration. Fixed
+      points are the same; cycles of the plain iteration often settle. ``undamped=m`` leaves the
+      first m steps plain: a start far from the solutions is forgotten at once by a bounded map, but
+      lingers for many damped steps.
     """
 
     damping: float = 1.0
@@ -30,7 +33,9 @@ class Picard(FixedPointSolver):
         if not 0 < self.damping <= 1:
             raise InputError(f"damping must be in (0, 1] (1 = undamped), got {self.damping!r}")
         if self.undamped < 0:
-            raise InputError(f"undamped must be a number of steps, 0 or more, got {self.undamped!r}")
+            raise InputError(
+                f"undamped must be a number of steps, 0 or more, got {self.undamped!r}"
+            )
         super().__post_init__()
 
     def start(self, state: Tensor, graph_of_node: Tensor | None, num_graphs: int) -> int:

@@ -17,7 +17,12 @@ __all__ = ["AdjointReport", "JointReport", "Solution", "Status"]
 class Status(Enum):
     """How an iteration ended. ``severity`` orders the members from good to bad."""
 
-    CONVERGED = ("converged", 0, "the residual at the returned state is within tolerance", "nothing to do")
+    CONVERGED = (
+        "converged",
+        0,
+        "the residual at the returned state is within tolerance",
+        "nothing to do",
+    )
     MAX_STEPS = (
         "maximum-steps",
         1,
@@ -28,7 +33,8 @@ class Status(Enum):
         "stagnated",
         2,
         "the residual stopped falling above the tolerance (a cycle, or the limit of the precision)",
-        "try damping (Picard(damping=0.3)), Anderson, float64, or fine-tune with a residual penalty",
+        "try damping (Picard(damping=0.3)), Anderson, float64, or "
+        "fine-tune with a residual penalty",
     )
     DIVERGED = (
         "diverged",
@@ -65,13 +71,15 @@ class Status(Enum):
 
 @dataclass
 class AdjointReport:
-    """Where a backward pass leaves its solution; separate from the forward one, which would otherwise be kept in a cycle."""
+    """Where a backward pass leaves its solution; separate from the forward one, which would
+    otherwise be kept in a cycle."""
 
     solution: Solution | None = None
 
 
 class JointReport(AdjointReport):
-    """The reports of several solves that were merged into one; read when the backward pass has filled them."""
+    """The reports of several solves that were merged into one; read when the backward pass has
+    filled them."""
 
     def __init__(self, parts: Sequence[AdjointReport]) -> None:
         self.parts = tuple(parts)
@@ -87,13 +95,15 @@ class JointReport(AdjointReport):
 class Solution:
     """The end of one iteration.
 
-    ``residuals[k]`` is the largest per-node distance between f(z_k) and z_k, for every step that was traced; the list is as long
-    as the iteration really was. ``graph_residual`` is the residual of the *returned* state, graph by graph: the one that was
-    judged. ``graph_status`` and ``graph_steps`` belong to it, and ``status`` is the worst of them.
+    ``residuals[k]`` is the largest per-node distance between f(z_k) and z_k, for every step that
+    was traced; the list is as long as the iteration really was. ``graph_residual`` is the residual
+    of the *returned* state, graph by graph: the one that was judged. ``graph_status`` and
+    ``graph_steps`` belong to it, and ``status`` is the worst of them.
 
-    ``tolerance`` is what the residual was held against: ``asked``, or what the precision resolves where that is more. A residual
-    is known to within ``resolution`` (rounding of one step, in the units of the distance): the exact residual of a CONVERGED
-    state is at most ``tolerance + resolution``.
+    ``tolerance`` is what the residual was held against: ``asked``, or what the precision resolves
+    where that is more. A residual is known to within ``resolution`` (rounding of one step, in the
+    units of the distance): the exact residual of a CONVERGED state is at most ``tolerance +
+    resolution``.
 
     ``backward`` is filled in by an implicit gradient once ``backward()`` has run.
     """
@@ -114,14 +124,19 @@ class Solution:
 
     @property
     def backward(self) -> Solution | None:
-        """How the backward solve of an implicit gradient ended (None before ``backward()`` and for other gradients)."""
+        """How the backward solve of an implicit gradient ended (None before ``backward()`` and for
+        other gradients)."""
         return self.adjoint.solution if self.adjoint is not None else None
 
     @staticmethod
     def merged(parts: Sequence[Solution]) -> Solution:
-        """Solves of the same graphs side by side: values next to each other, the worst status and residual of every graph, all
-        steps and evaluations, the traces one after the other, and their backward solves once these have run."""
-        graph_status = tuple(Status.worst(statuses) for statuses in zip(*(part.graph_status for part in parts), strict=True))
+        """Solves of the same graphs side by side: values next to each other, the worst status and
+        residual of every graph, all steps and evaluations, the traces one after the other, and
+        their backward solves once these have run."""
+        graph_status = tuple(
+            Status.worst(statuses)
+            for statuses in zip(*(part.graph_status for part in parts), strict=True)
+        )
         reports = [part.adjoint for part in parts if part.adjoint is not None]
         tolerances = [part.tolerance for part in parts if part.tolerance is not None]
         return Solution(
@@ -142,7 +157,8 @@ class Solution:
 
     @property
     def residual(self) -> float:
-        """The residual of the returned state, the largest over graphs: what the status was decided by (NaN when not measured)."""
+        """The residual of the returned state, the largest over graphs: what the status was decided
+        by (NaN when not measured)."""
         if self.graph_residual.numel():
             return float(self.graph_residual.max())
         return self.residuals[-1] if self.residuals else float("nan")
@@ -153,7 +169,8 @@ class Solution:
         return self.status.ok
 
     def raise_if_failed(self) -> Solution:
-        """Return self, or raise :class:`~sheafdeq.errors.ConvergenceError` with this solution attached."""
+        """Return self, or raise :class:`~sheafdeq.errors.ConvergenceError` with this solution
+        attached."""
         if not self.converged:
             raise ConvergenceError(str(self), self)
         return self
@@ -166,11 +183,17 @@ class Solution:
         return counts
 
     def __str__(self) -> str:
-        text = f"{self.status.label} after {self.steps} steps, {self.distance} residual {self.residual:.3g}"
+        text = (
+            f"{self.status.label} after {self.steps} steps, {self.distance} residual "
+            f"{self.residual:.3g}"
+        )
         if self.tolerance is not None:
             text += f" (tolerance {self.tolerance:.3g}"
             if self.asked is not None and self.asked < self.tolerance:
-                text += f", what {str(self.value.dtype).removeprefix('torch.')} resolves; {self.asked:.3g} was asked for"
+                text += (
+                    f", what {str(self.value.dtype).removeprefix('torch.')} resolves; "
+                    f"{self.asked:.3g} was asked for"
+                )
             text += ")"
             if self.resolution > self.tolerance:
                 text += f", known only to {self.resolution:.3g} (rounding)"

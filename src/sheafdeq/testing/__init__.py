@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from sheafdeq.testing.contracts import ContractViolation, Finding, ModelContract, check_model, example_graphs
+from sheafdeq.testing.contracts import (
+    ContractViolation,
+    Finding,
+    ModelContract,
+    check_model,
+    example_graphs,
+)
 from sheafdeq.testing.problems import LinearAverage, constant_sheaf_deq, two_node_graph
 
 __all__ = [

@@ -24,13 +24,22 @@ class LinearContext:
 
 
 class LinearAverage(EquilibriumModel):
-    """h_v <- rate * mean over incoming edges of h_u + (1 - rate) * b_v: a contraction of the sup norm with factor ``rate``.
+    """h_v <- rate * mean over incoming edges of h_u + (1 - rate) * b_v: a contraction of the sup
+    norm with factor ``rate``.
 
-    Nodes without incoming edges receive nothing: h_v = (1 - rate) b_v. The fixed point solves a linear system
-    (:meth:`exact`), so every solver and runtime can be held against it.
+    Nodes without incoming edges receive nothing: h_v = (1 - rate) b_v. The fixed point solves a
+    linear system (:meth:`exact`), so every solver and runtime can be held against it.
     """
 
-    def __init__(self, in_channels: int, out_channels: int, *, rate: float = 0.5, steps: int = 20, **options: object) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        rate: float = 0.5,
+        steps: int = 20,
+        **options: object,
+    ) -> None:
         super().__init__(steps=steps, **options)  # type: ignore[arg-type]
         self.in_channels, self.out_channels, self.rate = in_channels, out_channels, rate
         self.encoder = nn.Linear(in_channels, in_channels)
@@ -59,9 +68,15 @@ class LinearAverage(EquilibriumModel):
         context = self.prepare(graph)
         n = graph.num_nodes
         mean = torch.zeros(n, n, dtype=graph.x.dtype)
-        mean.index_put_((graph.target, graph.source), torch.ones(graph.num_edges, dtype=graph.x.dtype), accumulate=True)
+        mean.index_put_(
+            (graph.target, graph.source),
+            torch.ones(graph.num_edges, dtype=graph.x.dtype),
+            accumulate=True,
+        )
         mean = mean / graph.degree[:, None]
-        return torch.linalg.solve(torch.eye(n, dtype=mean.dtype) - self.rate * mean, (1 - self.rate) * context.drive)
+        return torch.linalg.solve(
+            torch.eye(n, dtype=mean.dtype) - self.rate * mean, (1 - self.rate) * context.drive
+        )
 
 
 def two_node_graph(dtype: torch.dtype = torch.float64) -> Graph:
@@ -70,12 +85,18 @@ def two_node_graph(dtype: torch.dtype = torch.float64) -> Graph:
 
 
 def constant_sheaf_deq(
-    channel_mixing: Tensor, *, stalk_dim: int = 1, shift: float = 1.2, in_channels: int = 1, **options: object
+    channel_mixing: Tensor,
+    *,
+    stalk_dim: int = 1,
+    shift: float = 1.2,
+    in_channels: int = 1,
+    **options: object,
 ) -> SheafDEQ:
-    """A SheafDEQ whose maps are all I / sqrt(d), whose drive is zero and whose stalk mixing is the identity.
+    """A SheafDEQ whose maps are all I / sqrt(d), whose drive is zero and whose stalk mixing is the
+    identity.
 
-    With d = 1, W_2 = a [[1, -1], [-1, 1]] and two nodes this is the counterexample to the published theorem: for a > 1/2 it has
-    three positive fixed points.
+    With d = 1, W_2 = a [[1, -1], [-1, 1]] and two nodes this is the counterexample to the published
+    theorem: for a > 1/2 it has three positive fixed points.
     """
     q = channel_mixing.shape[0]
     model = SheafDEQ(in_channels, 1, stalk_dim, q, shift=shift, **options).to(channel_mixing.dtype)  # type: ignore[arg-type]

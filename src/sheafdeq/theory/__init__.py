@@ -1,6 +1,7 @@
 """The mathematics of ``docs/theory.md`` as executable objects.
 
-:mod:`.coefficients` (enclosures of the contraction coefficients; needs neither torch nor a model), :mod:`.counterexample` (three
+:mod:`.coefficients` (enclosures of the contraction coefficients; needs neither torch nor a model),
+:mod:`.counterexample` (three
 equilibria inside the paper's hypotheses), :mod:`.separation` (its Proposition 3.1).
 """
 
@@ -17,11 +18,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Counterexample", "Enclosure", "SignedSeparation", "signed_separation"]
 
-_HOME = {"Counterexample": "counterexample", "SignedSeparation": "separation", "signed_separation": "separation"}
+_HOME = {
+    "Counterexample": "counterexample",
+    "SignedSeparation": "separation",
+    "signed_separation": "separation",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Load what needs torch and the models only when it is asked for, so that the coefficients stay light."""
+    """Load what needs torch and the models only when it is asked for, so that the coefficients stay
+    light."""
     if name in _HOME:
         return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

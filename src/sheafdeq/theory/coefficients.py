@@ -1,19 +1,23 @@
 """The two contraction coefficients of a shifted tanh, with rigorous enclosures.
 
-    mu(beta) = sup over t of         |t| sech^2(t) / (beta + tanh t)                              (paper)
-    m(beta)  = sup over a, b >= 0 of (a sech^2 a + b sech^2 b) / (beta + tanh a - tanh b)         (split form)
+    mu(beta) = sup over t of         |t| sech^2(t) / (beta + tanh t)
+    (paper) m(beta)  = sup over a, b >= 0 of (a sech^2 a + b sech^2 b) / (beta + tanh a - tanh b)
+    (split form)
 
-Both are computed through their inverses, because those separate into one-dimensional suprema with a single
-critical point each (``docs/theory.md``, Lemmas 8 and 9):
+Both are computed through their inverses, because those separate into one-dimensional suprema with a
+single critical point each (``docs/theory.md``, Lemmas 8 and 9):
 
-    mu(beta) <= r  <=>  beta >= B(r),                B(r) = sup over b >= 0 of  b sech^2(b) / r + tanh b
-    m(beta)  <= r  <=>  beta >= A(r) + B(r),         A(r) = sup over a >= 0 of  a sech^2(a) / r - tanh a
+    mu(beta) <= r  <=>  beta >= B(r),                B(r) = sup over b >= 0 of  b sech^2(b) / r +
+    tanh b m(beta)  <= r  <=>  beta >= A(r) + B(r),         A(r) = sup over a >= 0 of  a sech^2(a) /
+    r - tanh a
 
-B is attained where ``2 b tanh b = 1 + r``; A where ``2 a tanh a = 1 - r`` if r < 1, and A = 0 otherwise. So
-both coefficients fall below one at the same shift, the root of ``s tanh s = 1``: beta_0 = 1.19967864...
+B is attained where ``2 b tanh b = 1 + r``; A where ``2 a tanh a = 1 - r`` if r < 1, and A = 0
+otherwise. So both coefficients fall below one at the same shift, the root of ``s tanh s = 1``:
+beta_0 = 1.19967864...
 
-Three relatives (Lemma 10): ``mu_positive`` restricts mu to t >= 0 (nonnegative propagation); ``m_rational`` and ``m_balance``
-belong to two other gates of the repaired update and have closed forms.
+Three relatives (Lemma 10): ``mu_positive`` restricts mu to t >= 0 (nonnegative propagation);
+``m_rational`` and ``m_balance`` belong to two other gates of the repaired update and have closed
+forms.
 
 No grid and no libm: every bound is proved in directed decimal arithmetic (:mod:`.enclosure`).
 """
@@ -27,7 +31,16 @@ from functools import lru_cache
 from sheafdeq.errors import InputError
 from sheafdeq.theory.enclosure import DOWN, UP, Enclosure, outward, tanh_bounds
 
-__all__ = ["m", "m_balance", "m_rational", "mu", "mu_positive", "shift_for_m", "shift_for_mu", "threshold_shift"]
+__all__ = [
+    "m",
+    "m_balance",
+    "m_rational",
+    "mu",
+    "mu_positive",
+    "shift_for_m",
+    "shift_for_mu",
+    "threshold_shift",
+]
 
 _Bounds = tuple[Decimal, Decimal]
 _ZERO, _ONE, _TWO = Decimal(0), Decimal(1), Decimal(2)
@@ -38,33 +51,38 @@ _BRACKET = Decimal("1e-40")  # half width of the proved bracket around a critica
 def mu(beta: float) -> Enclosure:
     """Enclosure of mu(beta), the scalar coefficient of ``tanh + beta``, for ``beta > 1``.
 
-    Strong and ordinary subhomogeneity coincide for a scalar map; for the signed sheaf update mu bounds only
-    the change under scaling (Lemmas 7, 8 and 12; Theorem 13).
+    Strong and ordinary subhomogeneity coincide for a scalar map; for the signed sheaf update mu
+    bounds only the change under scaling (Lemmas 7, 8 and 12; Theorem 13).
     """
     return _coefficient(_checked_shift(beta), _NEGATIVE)
 
 
 def m(beta: float) -> Enclosure:
-    """Enclosure of m(beta), the coefficient of ``tanh(a) - tanh(b) + beta`` with ``a, b >= 0`` (Lemma 9).
+    """Enclosure of m(beta), the coefficient of ``tanh(a) - tanh(b) + beta`` with ``a, b >= 0``
+    (Lemma 9).
 
-    The repaired update contracts the Thompson metric with m(beta) when its maps are fixed (Corollary 19).
-    ``mu(beta) <= m(beta)``, with equality exactly when ``beta <= threshold_shift()``.
+    The repaired update contracts the Thompson metric with m(beta) when its maps are fixed
+    (Corollary 19). ``mu(beta) <= m(beta)``, with equality exactly when ``beta <=
+    threshold_shift()``.
     """
     return _coefficient(_checked_shift(beta), _BOTH)
 
 
 def mu_positive(beta: float) -> Enclosure:
-    """Enclosure of ``sup over t >= 0 of t sech^2(t) / (beta + tanh t)``: the rate of a nonnegative propagation (Lemma 10)."""
+    """Enclosure of ``sup over t >= 0 of t sech^2(t) / (beta + tanh t)``: the rate of a nonnegative
+    propagation (Lemma 10)."""
     return _coefficient(_checked_shift(beta), _POSITIVE)
 
 
 def m_rational(beta: float) -> Enclosure:
-    """Enclosure of ``beta - sqrt(beta^2 - 1)``, the coefficient of ``a/(1+a) - b/(1+b) + beta`` (Lemma 10)."""
+    """Enclosure of ``beta - sqrt(beta^2 - 1)``, the coefficient of ``a/(1+a) - b/(1+b) + beta``
+    (Lemma 10)."""
     return _closed_form(_checked_shift(beta), _ONE)
 
 
 def m_balance(beta: float) -> Enclosure:
-    """Enclosure of ``2 (beta - sqrt(beta^2 - 1))``, the coefficient of ``(a - b)/(eps + a + b) + beta`` (Lemma 10).
+    """Enclosure of ``2 (beta - sqrt(beta^2 - 1))``, the coefficient of ``(a - b)/(eps + a + b) +
+    beta`` (Lemma 10).
 
     Below one exactly when beta > 5/4.
     """
@@ -83,7 +101,8 @@ def shift_for_m(rate: float) -> Enclosure:
 
 @lru_cache(maxsize=1)
 def threshold_shift() -> Enclosure:
-    """Enclosure of beta_0 = 1.19967864..., above which mu and m are below one: ``beta_0 tanh beta_0 = 1``."""
+    """Enclosure of beta_0 = 1.19967864..., above which mu and m are below one: ``beta_0 tanh beta_0
+    = 1``."""
     low, high = _critical_point(_TWO)
     return outward(low, high)
 
@@ -93,7 +112,8 @@ def threshold_shift() -> Enclosure:
 
 @lru_cache(maxsize=4096)
 def _coefficient(beta: float, signs: tuple[int, ...]) -> Enclosure:
-    """Bisect the inverse (rate -> smallest shift, strictly decreasing) on floats; every accepted end is proved."""
+    """Bisect the inverse (rate -> smallest shift, strictly decreasing) on floats; every accepted
+    end is proved."""
     exact = Decimal(beta)
     guess = _float_coefficient(beta, signs)
     low, high = guess * (1 - 1e-14), guess * (1 + 1e-14)
@@ -128,18 +148,22 @@ def _smallest_shift(rate: Decimal, signs: tuple[int, ...]) -> _Bounds:
 
 
 def _closed_form(beta: float, factor: Decimal) -> Enclosure:
-    """``factor (beta - sqrt(beta^2 - 1)) = factor / (beta + sqrt(beta^2 - 1))``, the form without cancellation."""
+    """``factor (beta - sqrt(beta^2 - 1)) = factor / (beta + sqrt(beta^2 - 1))``, the form without
+    cancellation."""
     exact = Decimal(beta)
     low = DOWN.sqrt(DOWN.subtract(DOWN.multiply(exact, exact), _ONE)).next_minus(DOWN)
     high = UP.sqrt(UP.subtract(UP.multiply(exact, exact), _ONE)).next_plus(UP)
-    return outward(DOWN.divide(factor, UP.add(exact, high)), UP.divide(factor, DOWN.add(exact, low)))
+    return outward(
+        DOWN.divide(factor, UP.add(exact, high)), UP.divide(factor, DOWN.add(exact, low))
+    )
 
 
 def _supremum(rate: Decimal, sign: int) -> _Bounds:
-    """Bounds of ``sup over s >= 0 of s sech^2(s) / r + sign tanh(s)`` (at ``2 s tanh s = 1 + sign r``).
+    """Bounds of ``sup over s >= 0 of s sech^2(s) / r + sign tanh(s)`` (at ``2 s tanh s = 1 + sign
+    r``).
 
-    The lower bound is the value at one end of a proved bracket of the critical point; the upper bound
-    evaluates every factor of the value at the end of the bracket where it is largest.
+    The lower bound is the value at one end of a proved bracket of the critical point; the upper
+    bound evaluates every factor of the value at the end of the bracket where it is largest.
     """
     if sign > 0:
         left, right = _critical_point(DOWN.add(_ONE, rate), UP.add(_ONE, rate))
@@ -155,14 +179,16 @@ def _supremum(rate: Decimal, sign: int) -> _Bounds:
 
 
 def _sech2(tanh: Decimal, context: Context) -> Decimal:
-    """``1 - tanh^2`` rounded in the direction of ``context`` (the square is rounded the other way)."""
+    """``1 - tanh^2`` rounded in the direction of ``context`` (the square is rounded the other
+    way)."""
     if context is DOWN:
         return max(_ZERO, DOWN.subtract(_ONE, UP.multiply(tanh, tanh)))
     return UP.subtract(_ONE, DOWN.multiply(tanh, tanh))
 
 
 def _critical_point(value: Decimal, value_high: Decimal | None = None) -> _Bounds:
-    """Proved bracket of the root of ``2 s tanh s = value`` (unique: the left side increases from 0)."""
+    """Proved bracket of the root of ``2 s tanh s = value`` (unique: the left side increases from
+    0)."""
     value_high = value if value_high is None else value_high
     s = Decimal(_float_root(float(value)))
     with localcontext(DOWN):
@@ -180,7 +206,8 @@ def _critical_point(value: Decimal, value_high: Decimal | None = None) -> _Bound
     raise ArithmeticError(f"no bracket of 2 s tanh s = {value} could be proved")  # pragma: no cover
 
 
-# ---------------------------------------------------------------------- starting points (floats; nothing is proved here)
+# ---------------------------------------------------------------------- starting points (floats;
+# nothing is proved here)
 
 
 def _float_coefficient(beta: float, signs: tuple[int, ...]) -> float:
@@ -213,7 +240,9 @@ def _float_root(value: float) -> float:
 def _checked_shift(beta: float) -> float:
     beta = float(beta)
     if not (math.isfinite(beta) and beta > 1.0):
-        raise InputError(f"the shift must be finite and above 1, or the update is not positive; got {beta!r}")
+        raise InputError(
+            f"the shift must be finite and above 1, or the update is not positive; got {beta!r}"
+        )
     return beta
 
 

@@ -1,9 +1,10 @@
 """Numbers known to lie between two floats, and the directed decimal arithmetic that proves it.
 
-The binary floating-point library gives no portable bound on the error of ``math.tanh`` or ``math.exp``, so
-nothing here relies on it. Proofs are carried out with :mod:`decimal` at 50 digits: its four operations are
-exact up to the rounding direction asked for (down or up), and its ``exp`` is correctly rounded, to which one
-further unit in the last place is added on each side. Only the last step returns to binary floats, outward.
+The binary floating-point library gives no portable bound on the error of ``math.tanh`` or
+``math.exp``, so nothing here relies on it. Proofs are carried out with :mod:`decimal` at 50 digits:
+its four operations are exact up to the rounding direction asked for (down or up), and its ``exp``
+is correctly rounded, to which one further unit in the last place is added on each side. Only the
+last step returns to binary floats, outward.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _ONE, _TWO = Decimal(1), Decimal(2)
 class Enclosure:
     """A real number proved to satisfy ``lower <= number <= upper``.
 
-    Use ``upper`` wherever a guarantee needs an upper bound (rates) and ``lower`` to show that a bound fails.
+    Use ``upper`` wherever a guarantee needs an upper bound (rates) and ``lower`` to show that a
+    bound fails.
     """
 
     lower: float
@@ -32,7 +34,9 @@ class Enclosure:
 
     def __post_init__(self) -> None:
         if not self.lower <= self.upper:
-            raise ValueError(f"an enclosure needs lower <= upper, got [{self.lower!r}, {self.upper!r}]")
+            raise ValueError(
+                f"an enclosure needs lower <= upper, got [{self.lower!r}, {self.upper!r}]"
+            )
 
     @property
     def width(self) -> float:

@@ -24,7 +24,9 @@ __all__ = ["augmented", "check_augmentation"]
 def check_augmentation(config: AugmentationConfig, objective: Objective) -> None:
     """Refuse changes that would change what is scored."""
     if config.edge_dropout and isinstance(objective, EdgeDistance):
-        raise InputError("augmentation.edge_dropout: this task scores every edge, so none may be removed")
+        raise InputError(
+            "augmentation.edge_dropout: this task scores every edge, so none may be removed"
+        )
 
 
 def augmented(graph: Graph, config: AugmentationConfig) -> Graph:

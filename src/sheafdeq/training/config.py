@@ -35,7 +35,9 @@ Option = Scalar | list[Scalar]
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False
+    )
 
 
 class TaskConfig(_Frozen):
@@ -55,11 +57,14 @@ class ModelConfig(_Frozen):
 
 
 class ScheduleConfig(_Frozen):
-    """Learning rate over the epochs, as a factor of ``learning_rate`` (see :mod:`sheafdeq.training.schedule`)."""
+    """Learning rate over the epochs, as a factor of ``learning_rate`` (see
+    :mod:`sheafdeq.training.schedule`)."""
 
     kind: Literal["constant", "wsd", "plateau"] = "wsd"
-    warmup: float = Field(default=0.1, ge=0, le=1)  # wsd: share of max_epochs, at the start, that rises linearly
-    decay: float = Field(default=0.2, ge=0, le=1)  # wsd: share of max_epochs, at the end, that falls linearly to the floor
+    # wsd: share of max_epochs, at the start, that rises linearly
+    warmup: float = Field(default=0.1, ge=0, le=1)
+    # wsd: share of max_epochs, at the end, that falls linearly to the floor
+    decay: float = Field(default=0.2, ge=0, le=1)
     floor: float = Field(default=0.01, ge=0, le=1)  # wsd, plateau: smallest factor
     factor: float = Field(default=0.5, gt=0, lt=1)  # plateau
     patience: int = Field(default=20, ge=1)  # plateau: epochs without a better validation score
@@ -75,14 +80,16 @@ class ScheduleConfig(_Frozen):
     def _both_fit(self) -> ScheduleConfig:
         if self.kind == "wsd" and self.warmup + self.decay > 1:
             raise ValueError(
-                f"warm-up ({self.warmup:g}) and decay ({self.decay:g}) are shares of max_epochs and "
+                f"warm-up ({self.warmup:g}) and decay ({self.decay:g}) are shares of max_epochs "
+                "and "
                 "must not exceed 1 together"
             )
         return self
 
 
 class PenaltyConfig(_Frozen):
-    """Weights of the settling penalties (see :mod:`sheafdeq.training.penalty`); zero means absent."""
+    """Weights of the settling penalties (see :mod:`sheafdeq.training.penalty`); zero means
+    absent."""
 
     residual_weight: float = Field(default=0.0, ge=0)
     residual_max_weight: float = Field(default=0.0, ge=0)
@@ -91,8 +98,10 @@ class PenaltyConfig(_Frozen):
     jacobian_weight: float = Field(default=0.0, ge=0)
     agreement_weight: float = Field(default=0.0, ge=0)
     row_sum_weight: float = Field(default=0.0, ge=0)
-    row_sum_target: float = Field(default=0.9, gt=0)  # absolute row sums of J below this cost nothing
-    steps: int | None = Field(default=None, ge=1)  # penalise the state after this many steps instead of the trained horizon
+    # absolute row sums of J below this cost nothing
+    row_sum_target: float = Field(default=0.9, gt=0)
+    # penalise the state after this many steps instead of the trained horizon
+    steps: int | None = Field(default=None, ge=1)
     ramp: tuple[float, float] | None = None
     """Shares (a, b) of ``max_epochs``: no penalty before a, the full weights from b on, linear
     between. None: the full weights from the first epoch."""
@@ -100,13 +109,20 @@ class PenaltyConfig(_Frozen):
     @model_validator(mode="after")
     def _ramp_rises(self) -> PenaltyConfig:
         if self.ramp is not None and not 0 <= self.ramp[0] <= self.ramp[1] <= 1:
-            raise ValueError(f"ramp must be two shares 0 <= a <= b <= 1 of max_epochs, got {self.ramp}")
+            raise ValueError(
+                f"ramp must be two shares 0 <= a <= b <= 1 of max_epochs, got {self.ramp}"
+            )
         return self
 
     @property
     def active(self) -> bool:
         """Whether any weight is positive."""
-        weights = (self.residual_weight, self.residual_max_weight, self.rate_weight, self.jacobian_weight)
+        weights = (
+            self.residual_weight,
+            self.residual_max_weight,
+            self.rate_weight,
+            self.jacobian_weight,
+        )
         return max(*weights, self.agreement_weight, self.row_sum_weight) > 0
 
 
@@ -136,7 +152,9 @@ class SolveConfig(_Frozen):
             if span is not None and not smallest <= span[0] <= span[1]:
                 raise ValueError(f"{name} must be a range {smallest} <= a <= b, got {span}")
         if (self.start_scale is not None) != (self.random_start > 0):
-            raise ValueError("random_start (a share above 0) and start_scale (a range) need each other")
+            raise ValueError(
+                "random_start (a share above 0) and start_scale (a range) need each other"
+            )
         if self.start_scale is not None and not 0 < self.start_scale[0] <= self.start_scale[1]:
             raise ValueError(f"start_scale must be a range 0 < a <= b, got {self.start_scale}")
         return self
@@ -169,18 +187,21 @@ class AugmentationConfig(_Frozen):
 
 
 class TrainingConfig(_Frozen):
-    """One run. Defaults are the paper's protocol: Adam 1e-2, clipping at norm 1, and the warm-up, stable, decay
-    schedule of its Appendix "Comparison Architectures". The lengths of warm-up and decay are not printed there;
-    a tenth and a fifth of ``max_epochs`` are our reading (docs/training.md says what it rests on).
+    """One run. Defaults are the paper's protocol: Adam 1e-2, clipping at norm 1, and the warm-up,
+    stable, decay schedule of its Appendix "Comparison Architectures". The lengths of warm-up and
+    decay are not printed there; a tenth and a fifth of ``max_epochs`` are our reading
+    (docs/training.md says what it rests on).
 
-    ``patience=None`` takes the task's (200 or 500). ``init_from`` is a run directory, checkpoint or run id to start from.
-    ``test_every=k`` records the test score at every k-th epoch for figures; selection never sees it. ``stop_at_score`` ends the
-    run at a validation score. ``graphs_per_update=k`` makes an epoch several updates, each on k of the training graphs in
-    random order (None: one update on all of them, the paper's). ``keep="last"`` keeps the last parameters instead of those with
-    the best validation score: for fine-tuning towards something the score does not see.
-    ``weight_average=a`` scores and keeps an exponential average of the parameters, average <- a average + (1 - a) parameters
-    after each update, instead of the parameters themselves (:mod:`sheafdeq.training.average`).
-    ``steps``, ``width`` knobs of the model are its options, not ours.
+    ``patience=None`` takes the task's (200 or 500). ``init_from`` is a run directory, checkpoint or
+    run id to start from. ``test_every=k`` records the test score at every k-th epoch for figures;
+    selection never sees it. ``stop_at_score`` ends the run at a validation score.
+    ``graphs_per_update=k`` makes an epoch several updates, each on k of the training graphs in
+    random order (None: one update on all of them, the paper's). ``keep="last"`` keeps the last
+    parameters instead of those with the best validation score: for fine-tuning towards something
+    the score does not see. ``weight_average=a`` scores and keeps an exponential average of the
+    parameters, average <- a average + (1 - a) parameters after each update, instead of the
+    parameters themselves (:mod:`sheafdeq.training.average`). ``steps``, ``width`` knobs of the
+    model are its options, not ours.
     """
 
     task: TaskConfig
@@ -232,7 +253,8 @@ class TrainingConfig(_Frozen):
 
     @staticmethod
     def of_record(values: Mapping[str, Any], source: str) -> TrainingConfig:
-        """The configuration of a stored run. Older records give the warm-up as a whole number of epochs."""
+        """The configuration of a stored run. Older records give the warm-up as a whole number of
+        epochs."""
         return TrainingConfig.parse(with_warmup_share(values), source)
 
     @staticmethod
@@ -245,7 +267,8 @@ class TrainingConfig(_Frozen):
         return TrainingConfig.parse({**self.payload(), **changes})
 
     def payload(self) -> dict[str, Any]:
-        """Plain JSON values, every default written out, except of fields that older records lack."""
+        """Plain JSON values, every default written out, except of fields that older records
+        lack."""
         values = self.model_dump(mode="json")
         for holder, key, default in (
             (values, "graphs_per_update", None),
@@ -275,7 +298,8 @@ class TrainingConfig(_Frozen):
 def with_warmup_share(values: Mapping[str, Any]) -> dict[str, Any]:
     """A stored configuration with its warm-up as a share of ``max_epochs``.
 
-    Records made before the share had a whole number of epochs there; records made since have a float.
+    Records made before the share had a whole number of epochs there; records made since have a
+    float.
     """
     schedule = values.get("schedule")
     warmup = schedule.get("warmup") if isinstance(schedule, dict) else None
@@ -299,7 +323,15 @@ def describe(error: ValidationError) -> str:
 
 _KEYS = [
     key
-    for part in (TrainingConfig, TaskConfig, ModelConfig, ScheduleConfig, PenaltyConfig, SolveConfig, AugmentationConfig)
+    for part in (
+        TrainingConfig,
+        TaskConfig,
+        ModelConfig,
+        ScheduleConfig,
+        PenaltyConfig,
+        SolveConfig,
+        AugmentationConfig,
+    )
     for key in part.model_fields
 ]
 

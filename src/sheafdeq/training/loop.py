@@ -1,13 +1,17 @@
 """One seed, one split: the training loop as a state that advances by one epoch at a time.
 
-Epoch e scores the parameters theta_e (e updates old) on the validation split, keeps them if they are the best so far, and
-makes the update to theta_{e+1}. A model without randomness in training mode gives loss and validation score from one forward
-pass; with dropout, theta_e is scored by a second pass in evaluation mode. Either way the kept checkpoint is the very parameter
-vector that produced the score. The test split is evaluated once, for the kept checkpoint, at the end. With ``weight_average``
-theta_e in all this is the average of the parameters, and only updates see the parameters themselves.
+Epoch e scores the parameters theta_e (e updates old) on the validation split, keeps them if they
+are the best so far, and makes the update to theta_{e+1}. A model without randomness in training
+mode gives loss and validation score from one forward pass; with dropout, theta_e is scored by a
+second pass in evaluation mode. Either way the kept checkpoint is the very parameter vector that
+produced the score. The test split is evaluated once, for the kept checkpoint, at the end. With
+``weight_average`` theta_e in all this is the average of the parameters, and only updates see the
+parameters themselves.
 
-:meth:`Trainer.state` and :meth:`Trainer.restore` carry everything the next epoch depends on (parameters, optimiser, schedule,
-random generator, best checkpoint, curves), so a resumed run is bitwise equal to one that never stopped.
+:meth:`Trainer.state` and :meth:`Trainer.restore` carry everything the next epoch depends on
+(parameters, optimiser, schedule,
+random generator, best checkpoint, curves), so a resumed run is bitwise equal to one that never
+stopped.
 """
 
 from __future__ import annotations
@@ -35,7 +39,16 @@ from sheafdeq.training.penalty import Penalty, SettlingPenalty
 from sheafdeq.training.schedule import Schedule
 from sheafdeq.training.solving import check_solves, run_for_training
 
-__all__ = ["EpochMetrics", "Evaluation", "Trainer", "TrainingError", "evaluate", "is_stochastic", "judged", "shape_of"]
+__all__ = [
+    "EpochMetrics",
+    "Evaluation",
+    "Trainer",
+    "TrainingError",
+    "evaluate",
+    "is_stochastic",
+    "judged",
+    "shape_of",
+]
 
 
 class TrainingError(SheafDEQError):
@@ -70,11 +83,19 @@ class Evaluation:
 def shape_of(task: Task) -> Shape:
     """The sizes a task dictates to a model."""
     size = task.dimensions
-    return Shape(task.in_channels, task.out_channels, task.edge_dim or None, size.stalk, size.channels, size.steps)
+    return Shape(
+        task.in_channels,
+        task.out_channels,
+        task.edge_dim or None,
+        size.stalk,
+        size.channels,
+        size.steps,
+    )
 
 
 def is_stochastic(model: nn.Module) -> bool:
-    """Whether a forward pass in training mode differs from one in evaluation mode (dropout, batch statistics).
+    """Whether a forward pass in training mode differs from one in evaluation mode (dropout, batch
+    statistics).
 
     A model may say so itself with the attribute ``stochastic_training``.
     """
@@ -93,7 +114,8 @@ def is_stochastic(model: nn.Module) -> bool:
 
 
 def judged(model: GraphModel, graph: Graph) -> Output:
-    """The output a model is judged by: its equilibrium where that is guaranteed, else what its own solver gives."""
+    """The output a model is judged by: its equilibrium where that is guaranteed, else what its own
+    solver gives."""
     if isinstance(model, EquilibriumModel) and model.guaranteed:
         return model.run_to_equilibrium(graph)
     return model.run(graph)
@@ -103,9 +125,11 @@ def judged(model: GraphModel, graph: Graph) -> Output:
 def evaluate(
     model: GraphModel, task: Task, splits: Sequence[str] | None = None, *, scale: float = 1.0
 ) -> Evaluation:
-    """Score a model in evaluation mode on some splits (default: all); each distinct graph is run once.
+    """Score a model in evaluation mode on some splits (default: all); each distinct graph is run
+    once.
 
-    ``scale`` multiplies the outputs first: a regression model answers in units of the task it was trained on.
+    ``scale`` multiplies the outputs first: a regression model answers in units of the task it was
+    trained on.
     """
     training = model.training
     model.eval()
@@ -116,7 +140,9 @@ def evaluate(
         output = outputs.get(id(split.graph))
         if output is None:
             output = outputs.setdefault(id(split.graph), judged(model, split.graph))
-        metrics[name] = task.metrics(output.logits if scale == 1.0 else scale * output.logits, split)
+        metrics[name] = task.metrics(
+            output.logits if scale == 1.0 else scale * output.logits, split
+        )
         scores[name] = task.score(metrics[name])
     model.train(training)
     statuses: dict[str, int] = {}
@@ -127,8 +153,11 @@ def evaluate(
             residuals.append(output.solution.residual)
             steps.append(output.solution.steps)
             distance, tolerance = output.solution.distance, output.solution.tolerance
-    largest = math.nan if any(map(math.isnan, residuals)) else max(residuals, default=None)  # max() would pass over NaN
-    return Evaluation(metrics, scores, statuses, largest, max(steps, default=None), distance, tolerance)
+    # max() would pass over NaN
+    largest = math.nan if any(map(math.isnan, residuals)) else max(residuals, default=None)
+    return Evaluation(
+        metrics, scores, statuses, largest, max(steps, default=None), distance, tolerance
+    )
 
 
 class Trainer:
@@ -139,7 +168,9 @@ class Trainer:
         self.task = task.to(dtype=getattr(torch, config.dtype))
         self.shape = shape_of(task)
         torch.manual_seed(config.seed)
-        self.model = build_model(config.model.name, self.shape, **config.model.options).to(getattr(torch, config.dtype))
+        self.model = build_model(config.model.name, self.shape, **config.model.options).to(
+            getattr(torch, config.dtype)
+        )
         check_solves(config.solves, self.model)
         check_augmentation(config.augmentation, task.objective)
         self.average: WeightAverage | None = None
@@ -154,7 +185,9 @@ class Trainer:
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         if not parameters:
             raise InputError(f"model {config.model.name!r} has no trainable parameters")
-        self.optimiser = torch.optim.Adam(parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
+        self.optimiser = torch.optim.Adam(
+            parameters, lr=config.learning_rate, weight_decay=config.weight_decay
+        )
         self.schedule = Schedule(config.schedule, config.max_epochs)
         self.patience = config.patience if config.patience is not None else task.patience
         self.epoch = 0
@@ -175,15 +208,19 @@ class Trainer:
     # ------------------------------------------------------------------ one epoch
 
     def advance(self) -> EpochMetrics:
-        """Score the present parameters, keep them if best, and update them unless the run is over."""
+        """Score the present parameters, keep them if best, and update them unless the run is
+        over."""
         if self.stopped is not None:
             raise InputError(f"the run is over ({self.stopped})")
         over = self.epoch >= self.config.max_epochs
         validation, loss = self._score_and_loss(over)
-        if validation > self.best or (self.config.keep == "last" and math.isfinite(validation)):  # never true for NaN
+        # never true for NaN
+        if validation > self.best or (self.config.keep == "last" and math.isfinite(validation)):
             self.best, self.best_epoch = validation, self.epoch
             scored = self.model.state_dict() if self.average is None else self.average.values
-            self.best_parameters = {name: tensor.detach().clone() for name, tensor in scored.items()}
+            self.best_parameters = {
+                name: tensor.detach().clone() for name, tensor in scored.items()
+            }
         self._note_test_score()
         rate = self.config.learning_rate * self.schedule.rate(self.epoch, validation)
         value = float(loss.detach())
@@ -207,7 +244,8 @@ class Trainer:
         return metrics
 
     def _score_and_loss(self, over: bool) -> tuple[float, Tensor]:
-        """(validation score of the present parameters, training loss with its graph attached unless ``over``)."""
+        """(validation score of the present parameters, training loss with its graph attached unless
+        ``over``)."""
         only_score = over or self.parts is not None
         if self.stochastic or only_score:
             on_train, validation = self._validate_separately(only_score)
@@ -220,11 +258,14 @@ class Trainer:
         if self.task.validation.graph is not self.task.train.graph:
             with torch.no_grad():
                 on_validation = self._run(self.task.validation)
-        loss = self.task.loss(output.logits, self.task.train) + self._penalty(output, self.task.train.graph, None)
+        loss = self.task.loss(output.logits, self.task.train) + self._penalty(
+            output, self.task.train.graph, None
+        )
         return self._score(on_validation, self.task.validation), loss
 
     def _training_loss(self, split: Split) -> Tensor:
-        """The loss of one update: graph changed, solve drawn, and penalised as the configuration says."""
+        """The loss of one update: graph changed, solve drawn, and penalised as the configuration
+        says."""
         graph = split.graph
         if self.config.augmentation.active:
             graph = augmented(graph, self.config.augmentation)
@@ -242,7 +283,8 @@ class Trainer:
 
     @torch.no_grad()
     def _validate_separately(self, with_training: bool) -> tuple[Output, float]:
-        """(output on the training graph if asked for, validation score), both in evaluation mode."""
+        """(output on the training graph if asked for, validation score), both in evaluation
+        mode."""
         with self._as_scored():
             on_validation = on_train = self._run(self.task.validation)
             if self.task.validation.graph is not self.task.train.graph and with_training:
@@ -277,7 +319,8 @@ class Trainer:
             self.curves["test"].append([self.epoch, self._score(output, self.task.test)])
 
     def _update_by_parts(self, parts: list[Split], rate: float) -> None:
-        """One update on each part, in an order drawn anew; parts without a scored row are passed over."""
+        """One update on each part, in an order drawn anew; parts without a scored row are passed
+        over."""
         for index in torch.randperm(len(parts)).tolist():
             if parts[index].size == 0:
                 continue
@@ -301,7 +344,8 @@ class Trainer:
         """Put the best parameters back, restore the traced solver, and evaluate every split."""
         if not self.best_parameters:
             raise TrainingError(
-                f"{self.config.title}: the validation score was never finite in {self.epoch} epochs (run ended: {self.stopped}); "
+                f"{self.config.title}: the validation score was never finite in {self.epoch} "
+                f"epochs (run ended: {self.stopped}); "
                 "try a smaller learning rate or look at the solver status"
             )
         self.model.load_state_dict(self.best_parameters)
@@ -317,10 +361,14 @@ class Trainer:
         tensors = {f"model/{name}": tensor for name, tensor in self.model.state_dict().items()}
         tensors.update({f"best/{name}": tensor for name, tensor in self.best_parameters.items()})
         for index, slots in self.optimiser.state_dict()["state"].items():
-            tensors.update({f"optimiser/{index}/{key}": torch.as_tensor(value) for key, value in slots.items()})
+            tensors.update(
+                {f"optimiser/{index}/{key}": torch.as_tensor(value) for key, value in slots.items()}
+            )
         tensors["random"] = torch.get_rng_state()
         if self.average is not None:
-            tensors.update({f"average/{name}": tensor for name, tensor in self.average.values.items()})
+            tensors.update(
+                {f"average/{name}": tensor for name, tensor in self.average.values.items()}
+            )
         values = {
             "epoch": self.epoch,
             "stopped": self.stopped,
@@ -369,7 +417,9 @@ def _hex(value: float) -> str:
 
 
 def _below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    return {
+        name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)
+    }
 
 
 def _count(statuses: dict[str, int], output: Output) -> None:
@@ -380,6 +430,8 @@ def _count(statuses: dict[str, int], output: Output) -> None:
 
 def _untraced(solver: Any) -> Any:
     """The same solver without the residual of every step, where it has such an option."""
-    if dataclasses.is_dataclass(solver) and any(field.name == "trace" for field in dataclasses.fields(solver)):
+    if dataclasses.is_dataclass(solver) and any(
+        field.name == "trace" for field in dataclasses.fields(solver)
+    ):
         return dataclasses.replace(solver, trace=False)  # type: ignore[type-var]
     return solver

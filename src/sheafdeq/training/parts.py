@@ -1,4 +1,5 @@
-"""A split cut into the graphs of its union, for updates on some graphs at a time and for looking at one."""
+"""A split cut into the graphs of its union, for updates on some graphs at a time and for looking at
+one."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ __all__ = ["cut", "parts_of"]
 
 
 def parts_of(split: Split, objective: Objective, graphs_per_part: int) -> list[Split]:
-    """The split's graphs in their order, ``graphs_per_part`` together (the last part may have fewer)."""
+    """The split's graphs in their order, ``graphs_per_part`` together (the last part may have
+    fewer)."""
     if graphs_per_part < 1:
         raise InputError(f"graphs_per_part must be at least 1, got {graphs_per_part!r}")
     count = split.graph.num_graphs
@@ -28,16 +30,21 @@ def parts_of(split: Split, objective: Objective, graphs_per_part: int) -> list[S
 def cut(split: Split, objective: Objective, bounds: Sequence[int]) -> list[Split]:
     """One part for each pair of neighbouring bounds a, b: the graphs a, ..., b - 1.
 
-    Targets and masks are cut as the objective counts them: by node, by edge (localisation) or by graph (graph classification).
-    A graph's nodes and its edges, which are sorted by target, are contiguous, so every part is a slice.
+    Targets and masks are cut as the objective counts them: by node, by edge (localisation) or by
+    graph (graph classification). A graph's nodes and its edges, which are sorted by target, are
+    contiguous, so every part is a slice.
     """
     graph = split.graph
     nodes = _pointer(graph.graph_ids, graph.num_graphs)
     edges = _pointer(graph.graph_ids[graph.target], graph.num_graphs)
-    counted = {EdgeDistance: edges, GraphClassification: torch.arange(graph.num_graphs + 1)}.get(type(objective), nodes)
+    counted = {EdgeDistance: edges, GraphClassification: torch.arange(graph.num_graphs + 1)}.get(
+        type(objective), nodes
+    )
     parts = []
     for first, last in pairwise(bounds):
-        (n0, n1), (e0, e1), (t0, t1) = ((int(p[first]), int(p[last])) for p in (nodes, edges, counted))
+        (n0, n1), (e0, e1), (t0, t1) = (
+            (int(p[first]), int(p[last])) for p in (nodes, edges, counted)
+        )
         part = Graph(
             graph.x[n0:n1],
             graph.edge_index[:, e0:e1] - n0,
@@ -45,7 +52,9 @@ def cut(split: Split, objective: Objective, bounds: Sequence[int]) -> list[Split
             graph.graph_ids[n0:n1] - first if last - first > 1 else None,
             last - first,
         )
-        parts.append(Split(part, split.target[t0:t1], None if split.mask is None else split.mask[t0:t1]))
+        parts.append(
+            Split(part, split.target[t0:t1], None if split.mask is None else split.mask[t0:t1])
+        )
     return parts
 
 

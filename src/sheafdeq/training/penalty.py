@@ -10,32 +10,37 @@ the penalty of a graph union is
     +  rate_weight * mean over graphs of relu(sqrt(sum s_v^2 / (sum r_v^2 + eps)) - rate_target)^2
     +  jacobian_weight * |J|^2_F / (n c) as estimated by :func:`squared_jacobian`
     +  agreement_weight * mean_v |y_v - z_v|^2 / (|z_v|^2 + eps)
-    +  row_sum_weight * mean over sampled rows i of relu(sum_j |J_ij| - row_sum_target)^2  (:func:`sampled_row_sums`),
+    +  row_sum_weight * mean over sampled rows i of relu(sum_j |J_ij| - row_sum_target)^2
+    (:func:`sampled_row_sums`),
 
-where y is reached by as many steps from another positive start, log-normal at a scale drawn anew each time between 1e-3 and 1e3;
-z is held constant in the last term: the other start is pulled to where the model's own start ends, not the reverse.
+where y is reached by as many steps from another positive start, log-normal at a scale drawn anew
+each time between 1e-3 and 1e3; z is held constant in the last term: the other start is pulled to
+where the model's own start ends, not the reverse.
 
-Evaluating f once (twice with a rate weight) more per epoch needs no access to the solver's inside, so it serves every
-gradient rule. A penalty of your own is a callable ``(output, model, graph) -> scalar tensor``.
+Evaluating f once (twice with a rate weight) more per epoch needs no access to the solver's inside,
+so it serves every gradient rule. A penalty of your own is a callable ``(output, model, graph) ->
+scalar tensor``.
 
-**The Jacobian.** Let z > 0 be a state, T the map and f = log T exp the map in log coordinates, J its Jacobian at log z. For random
-signs v,
+**The Jacobian.** Let z > 0 be a state, T the map and f = log T exp the map in log coordinates, J
+its Jacobian at log z. For random signs v,
 
     E |J v|_2^2 = sum_ij J_ij^2 = |J|_F^2        (Hutchinson),
 
-so ``|J v|^2 / N`` is an unbiased estimate of the mean over the N coordinates of the squared 2-norm of their rows of J. It bounds
-nothing by itself: it is an estimate, not an upper bound, of a quantity that is at most (and usually far below) the mean squared
-absolute row sum, whose maximum the Thompson rate is. Pressing it down presses down the local gain in every direction, where a
+so ``|J v|^2 / N`` is an unbiased estimate of the mean over the N coordinates of the squared 2-norm
+of their rows of J. It bounds nothing by itself: it is an estimate, not an upper bound, of a
+quantity that is at most (and usually far below) the mean squared absolute row sum, whose maximum
+the Thompson rate is. Pressing it down presses down the local gain in every direction, where a
 residual penalty only sees the direction the iteration happens to move in.
 
-J v is taken as the difference quotient (f(log z + eps v) - f(log z)) / eps: one further evaluation of the map, with first-order
-gradients only, so that it works with every kernel and model. The quotient is exact for maps linear in log coordinates and
-has an error of order eps otherwise.
+J v is taken as the difference quotient (f(log z + eps v) - f(log z)) / eps: one further evaluation
+of the map, with first-order gradients only, so that it works with every kernel and model. The
+quotient is exact for maps linear in log coordinates and has an error of order eps otherwise.
 
-**Row sums.** The local rate of T in Thompson's metric is the largest absolute row sum of J, and asynchronous iteration wants the Perron
-root of |J|, which is at most that, below one. A row of J is one vector-Jacobian product; rows of nodes that read no common node can
-share one, so :func:`sampled_row_sums` draws a random set of such nodes and one coordinate of each. With v the signs of these rows,
-(J v)_i is the absolute sum of row i, again as a difference quotient.
+**Row sums.** The local rate of T in Thompson's metric is the largest absolute row sum of J, and
+asynchronous iteration wants the Perron root of |J|, which is at most that, below one. A row of J is
+one vector-Jacobian product; rows of nodes that read no common node can share one, so
+:func:`sampled_row_sums` draws a random set of such nodes and one coordinate of each. With v the
+signs of these rows, (J v)_i is the absolute sum of row i, again as a difference quotient.
 """
 
 from __future__ import annotations
@@ -70,7 +75,8 @@ class SettlingPenalty:
         self.config = config
 
     def factor(self, epoch: int, max_epochs: int) -> float:
-        """What the weights are multiplied by in the updates of an epoch (0 = the first), by ``ramp``."""
+        """What the weights are multiplied by in the updates of an epoch (0 = the first), by
+        ``ramp``."""
         if self.config.ramp is None:
             return 1.0
         begin, end = (share * max_epochs for share in self.config.ramp)
@@ -78,11 +84,17 @@ class SettlingPenalty:
             return 0.0
         return 1.0 if epoch >= end else (epoch - begin) / (end - begin)
 
-    def __call__(self, output: Output, model: GraphModel, graph: Graph, context: Any = None) -> Tensor:
-        """Scalar penalty, differentiable in the parameters. ``context`` is that of the output's solve: a model that
-        draws at random when it prepares is then judged by the very map it solved."""
+    def __call__(
+        self, output: Output, model: GraphModel, graph: Graph, context: Any = None
+    ) -> Tensor:
+        """Scalar penalty, differentiable in the parameters. ``context`` is that of the output's
+        solve: a model that draws at random when it prepares is then judged by the very map it
+        solved."""
         if not isinstance(model, EquilibriumModel) or output.solution is None:
-            raise InputError(f"settling penalties need an equilibrium model, {type(model).__name__} is feed-forward")
+            raise InputError(
+                "settling penalties need an equilibrium model, "
+                f"{type(model).__name__} is feed-forward"
+            )
         config = self.config
         context = model.prepare(graph) if context is None else context
         state = output.solution.value
@@ -98,29 +110,43 @@ class SettlingPenalty:
         if config.rate_weight:
             following = _relative_change_squared(model.step(image, context), image)
             before = _per_graph_sum(residual, graph)
-            # The derivative of sqrt is unbounded at 0: a graph that has settled exactly has rate sqrt(eps), slope finite.
+            # The derivative of sqrt is unbounded at 0: a graph that has settled exactly has rate
+            # sqrt(eps), slope finite.
             rate = ((_per_graph_sum(following, graph) + 1e-12) / (before + 1e-12)).sqrt()
-            total = total + config.rate_weight * torch.relu(rate - config.rate_target).square().mean()
+            total = (
+                total + config.rate_weight * torch.relu(rate - config.rate_target).square().mean()
+            )
         if config.jacobian_weight:
             total = total + config.jacobian_weight * squared_jacobian(model, state, context, image)
         if config.agreement_weight:
             start = random_positive_start(state, AGREEMENT_SCALES)
             other = model.solve(context, graph, steps=config.steps, initial_state=start).value
-            total = total + config.agreement_weight * _relative_change_squared(other, state.detach()).mean()
+            total = (
+                total
+                + config.agreement_weight * _relative_change_squared(other, state.detach()).mean()
+            )
         if config.row_sum_weight:
-            excess = torch.relu(sampled_row_sums(model, state, context, graph, image) - config.row_sum_target)
+            excess = torch.relu(
+                sampled_row_sums(model, state, context, graph, image) - config.row_sum_target
+            )
             if excess.numel():
                 total = total + config.row_sum_weight * excess.square().mean()
         return total
 
 
 def squared_jacobian(
-    model: EquilibriumModel, state: Tensor, context: object, image: Tensor | None = None, *, step: float = STEP
+    model: EquilibriumModel,
+    state: Tensor,
+    context: object,
+    image: Tensor | None = None,
+    *,
+    step: float = STEP,
 ) -> Tensor:
-    """Scalar: |J v|_2^2 / (n c) for one draw of random signs v, differentiable in state and parameters.
+    """Scalar: |J v|_2^2 / (n c) for one draw of random signs v, differentiable in state and
+    parameters.
 
-    ``image`` is T(state) where it is known already. Models with positive states use log coordinates; for others J is the Jacobian
-    of T itself.
+    ``image`` is T(state) where it is known already. Models with positive states use log
+    coordinates; for others J is the Jacobian of T itself.
     """
     if not 0 < step < 1:
         raise InputError(f"step must be between 0 and 1, got {step!r}")
@@ -137,11 +163,18 @@ def squared_jacobian(
 
 
 def sampled_row_sums(
-    model: EquilibriumModel, state: Tensor, context: object, graph: Graph, image: Tensor | None = None, *, step: float = STEP
+    model: EquilibriumModel,
+    state: Tensor,
+    context: object,
+    graph: Graph,
+    image: Tensor | None = None,
+    *,
+    step: float = STEP,
 ) -> Tensor:
     """(k,) absolute sums of k random rows of J, no two of which read a common node; differentiable.
 
-    ``image`` is T(state) where it is known already; log coordinates for positive states, as in :func:`squared_jacobian`.
+    ``image`` is T(state) where it is known already; log coordinates for positive states, as in
+    :func:`squared_jacobian`.
     """
     image = model.step(state, context) if image is None else image
     if state.numel() == 0:
@@ -163,9 +196,11 @@ def sampled_row_sums(
 
 
 def _independent_nodes(graph: Graph) -> Tensor:
-    """(k,) random nodes, as many as one round of drawing lots gives, whose closed in-neighbourhoods are disjoint."""
+    """(k,) random nodes, as many as one round of drawing lots gives, whose closed in-neighbourhoods
+    are disjoint."""
     lots = torch.randperm(graph.num_nodes, device=graph.x.device)
-    # heard[j]: the highest lot among j and all who read j; a node wins if it has the highest at all it reads.
+    # heard[j]: the highest lot among j and all who read j; a node wins if it has the highest at all
+    # it reads.
     heard = lots.scatter_reduce(0, graph.source, lots[graph.target], "amax", include_self=True)
     highest = heard.scatter_reduce(0, graph.target, heard[graph.source], "amax", include_self=True)
     return (highest == lots).nonzero().flatten()

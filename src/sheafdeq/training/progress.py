@@ -9,7 +9,14 @@ from typing import Any, Protocol, TextIO
 from sheafdeq.errors import InputError, UsageError
 from sheafdeq.training.loop import EpochMetrics
 
-__all__ = ["BarProgress", "LineProgress", "Progress", "SilentProgress", "TensorBoardProgress", "progress_from"]
+__all__ = [
+    "BarProgress",
+    "LineProgress",
+    "Progress",
+    "SilentProgress",
+    "TensorBoardProgress",
+    "progress_from",
+]
 
 
 class Progress(Protocol):
@@ -59,8 +66,10 @@ class LineProgress:
             speed = (metrics.epoch - self.first + 1) / max(now - self.began, 1e-9)
             left = (self.max_epochs - metrics.epoch) / max(speed, 1e-9)
             self._say(
-                f"epoch {metrics.epoch}/{self.max_epochs}  loss {metrics.loss:.4f}  validation {metrics.validation:.3f}  "
-                f"best {metrics.best:.3f} (epoch {metrics.best_epoch})  {speed:.2f} epochs/s  at most {_clock(left)} left"
+                f"epoch {metrics.epoch}/{self.max_epochs}  loss {metrics.loss:.4f}  validation "
+                f"{metrics.validation:.3f}  "
+                f"best {metrics.best:.3f} (epoch {metrics.best_epoch})  {speed:.2f} epochs/s  at "
+                f"most {_clock(left)} left"
             )
 
     def finish(self, message: str) -> None:
@@ -85,7 +94,8 @@ class BarProgress:
 
         self.began, self.first = time.monotonic(), epoch
         console = self.console if self.console is not None else Console(stderr=True)
-        console.print(title, markup=False, highlight=False)  # on a line of its own: the bar keeps its width
+        # on a line of its own: the bar keeps its width
+        console.print(title, markup=False, highlight=False)
         self.bar: Any = RichProgress(
             BarColumn(bar_width=max(10, min(40, console.width - 66))),
             TextColumn("{task.completed}/{task.total}  {task.fields[text]}"),
@@ -98,7 +108,10 @@ class BarProgress:
     def update(self, metrics: EpochMetrics) -> None:
         """Move the bar."""
         speed = (metrics.epoch - self.first + 1) / max(time.monotonic() - self.began, 1e-9)
-        text = f"loss {metrics.loss:.3g}  val {metrics.validation:.2f}  best {metrics.best:.2f}  {speed:.1f}/s"
+        text = (
+            f"loss {metrics.loss:.3g}  val {metrics.validation:.2f}  best {metrics.best:.2f}  "
+            f"{speed:.1f}/s"
+        )
         self.bar.update(self.line, completed=metrics.epoch, text=text)
 
     def finish(self, message: str) -> None:
@@ -114,7 +127,10 @@ class TensorBoardProgress:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise UsageError(f"--tensorboard needs the package tensorboard (pip install 'sheafdeq[tensorboard]'): {error}") from error
+            raise UsageError(
+                "--tensorboard needs the package tensorboard (pip install "
+                f"'sheafdeq[tensorboard]'): {error}"
+            ) from error
         self.writer = SummaryWriter(folder)
         self.inner = inner
 
@@ -135,7 +151,8 @@ class TensorBoardProgress:
 
 
 def progress_from(choice: Progress | str | bool | None) -> Progress:
-    """``"auto"`` or True: a bar on a terminal, else lines; ``"lines"``, ``"bar"``; None or False: silence; or your own object."""
+    """``"auto"`` or True: a bar on a terminal, else lines; ``"lines"``, ``"bar"``; None or False:
+    silence; or your own object."""
     if choice is None or choice is False:
         return SilentProgress()
     if choice is True or choice == "auto":
@@ -145,7 +162,9 @@ def progress_from(choice: Progress | str | bool | None) -> Progress:
     if choice == "bar":
         return BarProgress()
     if isinstance(choice, str):
-        raise InputError(f"progress must be 'auto', 'lines', 'bar', None or an object, got {choice!r}")
+        raise InputError(
+            f"progress must be 'auto', 'lines', 'bar', None or an object, got {choice!r}"
+        )
     return choice
 
 

@@ -24,14 +24,18 @@ __all__ = ["overlaid", "recipe", "recipe_names", "recipe_values", "with_recipe"]
 def recipe_names() -> list[str]:
     """Recipes that ship with the package."""
     folder = resources.files("sheafdeq.training") / "recipes"
-    return sorted(path.name.removesuffix(".toml") for path in folder.iterdir() if path.name.endswith(".toml"))
+    return sorted(
+        path.name.removesuffix(".toml") for path in folder.iterdir() if path.name.endswith(".toml")
+    )
 
 
 def recipe_values(name: str) -> dict[str, Any]:
     """The fields a recipe sets."""
     if name not in recipe_names():
         raise UsageError(f"there is no recipe {name!r}; recipes are {', '.join(recipe_names())}")
-    with resources.as_file(resources.files("sheafdeq.training") / "recipes" / f"{name}.toml") as path:
+    with resources.as_file(
+        resources.files("sheafdeq.training") / "recipes" / f"{name}.toml"
+    ) as path:
         return read_toml(path)
 
 
@@ -53,7 +57,10 @@ def with_recipe(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
         wanted = given if isinstance(given, str) else (given or {}).get("name")
         own = values.get(key, {}).get("name")
         if wanted is not None and own is not None and wanted != own:
-            raise UsageError(f"recipe {name!r} is for the {key} {own!r}, not for {wanted!r}: copy its file and change it")
+            raise UsageError(
+                f"recipe {name!r} is for the {key} {own!r}, not for {wanted!r}: copy "
+                "its file and change it"
+            )
     return overlaid(values, changes)
 
 

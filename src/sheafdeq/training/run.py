@@ -1,7 +1,8 @@
 """From a configuration to a finished run: identity, resuming, suspension, the record.
 
 ``train(config)`` trains and returns; ``train(config, out="runs")`` also files the run in a
-:class:`~sheafdeq.training.store.RunStore`, returns at once if it is there already, and resumes what an earlier attempt left.
+:class:`~sheafdeq.training.store.RunStore`, returns at once if it is there already, and resumes what
+an earlier attempt left.
 """
 
 from __future__ import annotations
@@ -64,14 +65,19 @@ __all__ = ["Busy", "Identity", "RunResult", "Suspended", "identify", "task_of", 
 
 STATE_FILE = "state.json"
 CHECKPOINT_DIGEST = "sha256:"
-"""How a record names the checkpoint a run started from: by content, since a path says nothing on another machine."""
+"""How a record names the checkpoint a run started from: by content, since a path says nothing on
+another machine."""
 
 
 class Suspended(SheafDEQError):
     """The run stopped before its end with its state saved; the same call continues it."""
 
     def __init__(self, reason: str, epoch: int, path: Path | None) -> None:
-        where = f"the state is in {path}; do the same again to continue" if path else "nothing was saved (no output folder)"
+        where = (
+            f"the state is in {path}; do the same again to continue"
+            if path
+            else ("nothing was saved (no output folder)")
+        )
         super().__init__(f"suspended at epoch {epoch} ({reason}); {where}")
         self.reason = reason
         self.epoch = epoch
@@ -83,7 +89,8 @@ class Busy(SheafDEQError):
 
 @dataclass(frozen=True)
 class Identity:
-    """What a run is named by. ``code_roles`` says which part of the code has which digest (:mod:`sheafdeq.identity`)."""
+    """What a run is named by. ``code_roles`` says which part of the code has which digest
+    (:mod:`sheafdeq.identity`)."""
 
     id: str
     task_digest: str
@@ -99,7 +106,8 @@ class Identity:
 
 @dataclass(frozen=True)
 class RunResult:
-    """A finished run: its record, the model at the best-validation checkpoint (evaluation mode), its directory if stored."""
+    """A finished run: its record, the model at the best-validation checkpoint (evaluation mode),
+    its directory if stored."""
 
     record: RunRecord
     model: GraphModel
@@ -115,20 +123,28 @@ class StateWarning(UserWarning):
 def _cached_task(key: str, download: bool) -> Task:
     config = TaskConfig.model_validate_json(key)
     options: dict[str, Any] = dict(config.options)
-    for name, instead in (("download", "--download, or train(..., download=True)"), ("root", "the variable SHEAFDEQ_DATA")):
+    for name, instead in (
+        ("download", "--download, or train(..., download=True)"),
+        ("root", "the variable SHEAFDEQ_DATA"),
+    ):
         if name in options:
-            raise OptionError(f"task {config.name!r}: {name!r} is not for a configuration to decide; use {instead}")
+            raise OptionError(
+                f"task {config.name!r}: {name!r} is not for a configuration to "
+                f"decide; use {instead}"
+            )
     for name in ("level", "split"):
         if getattr(config, name) is not None:
             options[name] = getattr(config, name)
     return load_task(config.name, download=download, **options)
 
 
-atexit.register(_cached_task.cache_clear)  # graphs may own native memory that must go before the interpreter does
+# graphs may own native memory that must go before the interpreter does
+atexit.register(_cached_task.cache_clear)
 
 
 def task_of(config: TrainingConfig, *, download: bool = False) -> Task:
-    """The task of a configuration; the last two are kept in memory for sweeps. Missing files are fetched only on ``download``."""
+    """The task of a configuration; the last two are kept in memory for sweeps. Missing files are
+    fetched only on ``download``."""
     return _cached_task(config.task.model_dump_json(), download)
 
 
@@ -136,14 +152,17 @@ _roles: dict[tuple[str, str], tuple[ModelSpec, dict[str, list[Any]]]] = {}
 
 
 def code_of(config: TrainingConfig) -> CodeIdentity:
-    """The code behind a configuration: its model with solver and gradient rule, its task, the training loop."""
+    """The code behind a configuration: its model with solver and gradient rule, its task, the
+    training loop."""
     from sheafdeq.data.catalogue import entries
 
     spec = model_spec(config.model.name)
     key = (config.model.name, json.dumps(config.model.options, sort_keys=True))
     if key not in _roles or _roles[key][0] is not spec:
         with torch.random.fork_rng(devices=[]):
-            model = build_model(config.model.name, Shape(2, 2, None, 2, 2, 2), **config.model.options)
+            model = build_model(
+                config.model.name, Shape(2, 2, None, 2, 2, 2), **config.model.options
+            )
         _roles[key] = (spec, model_roles(model, spec.build))
     # What a builder is given (addresses, checksums) shows in the digest of the data it makes.
     builders = [entry.build for entry in entries() if entry.name == config.task.name]
@@ -160,15 +179,18 @@ def identify(
 ) -> Identity:
     """The identity of a run.
 
-    ``task_digest`` saves loading the task when it is known, ``code`` reading the sources again; ``store`` is where
-    ``init_from`` is looked up when it is not a path.
+    ``task_digest`` saves loading the task when it is known, ``code`` reading the sources again;
+    ``store`` is where ``init_from`` is looked up when it is not a path.
     """
     task_digest = task_digest if task_digest is not None else task_of(config).digest
     code = code if code is not None else code_of(config)
     version = code_version(code.digest)
     payload = config.payload()
     # The options are named in full, so that a changed default is another run.
-    payload["model"]["options"] = {**model_spec(config.model.name).options, **payload["model"]["options"]}
+    payload["model"]["options"] = {
+        **model_spec(config.model.name).options,
+        **payload["model"]["options"],
+    }
     if config.init_from is not None:
         payload["init_from"] = load_checkpoint(start_of(config.init_from, store))[1]["tensors"]
     named = {"scheme": SCHEME, "config": payload, "task": task_digest, "code": version}
@@ -176,24 +198,32 @@ def identify(
 
 
 def start_of(init_from: str, store: RunStore | None) -> Path:
-    """Where the checkpoint named by ``init_from`` is: a path, a run of the store, or the digest a record gives for it."""
+    """Where the checkpoint named by ``init_from`` is: a path, a run of the store, or the digest a
+    record gives for it."""
     path = Path(init_from)
     if path.exists():
         return path
     if store is not None and init_from.startswith(CHECKPOINT_DIGEST):
         for folder in sorted(store.root.iterdir()) if store.root.is_dir() else ():
-            if store.finished(folder.name) and read_sealed(folder / CHECKPOINT_FACTS).get("tensors") == init_from[len(CHECKPOINT_DIGEST) :]:
+            if (
+                store.finished(folder.name)
+                and read_sealed(folder / CHECKPOINT_FACTS).get("tensors")
+                == init_from[len(CHECKPOINT_DIGEST) :]
+            ):
                 return folder
     elif store is not None and init_from and set(init_from) <= set("0123456789abcdef"):
         return store.resolve(init_from)
-    raise RecordError(f"init_from {init_from!r} is neither a run directory, a checkpoint, nor a run of this store")
+    raise RecordError(
+        f"init_from {init_from!r} is neither a run directory, a checkpoint, nor a run of this store"
+    )
 
 
 # ---------------------------------------------------------------------- suspension
 
 
 class _Interrupt:
-    """Turns SIGINT and SIGTERM into a request that the loop honours between epochs; a second signal is immediate."""
+    """Turns SIGINT and SIGTERM into a request that the loop honours between epochs; a second signal
+    is immediate."""
 
     def __init__(self) -> None:
         self.reason: str | None = None
@@ -215,7 +245,8 @@ class _Interrupt:
         finally:
             for received, handler in self._previous.items():
                 signal.signal(received, handler)
-            if self.reason is not None and not honoured:  # it came after the last epoch: whoever listened before gets it
+            # it came after the last epoch: whoever listened before gets it
+            if self.reason is not None and not honoured:
                 signal.raise_signal(signal.Signals[self.reason])
 
     def _note(self, number: int, frame: Any) -> None:
@@ -245,37 +276,62 @@ def train(
 ) -> RunResult:
     """Train one configuration and return its record and its best-validation model.
 
-    * ``out``: a run store. A finished run is returned from it; an unfinished one is resumed unless ``resume=False``.
-    * ``stop_when(metrics)``: end the run early. Such a run is not the configuration's, so it cannot be stored (use
-      ``stop_at_score`` in the configuration for that).
-    * ``suspend_when(metrics)``: a reason to save the state and raise :class:`Suspended`, or None. Ctrl-C and SIGTERM do the same.
-    * ``penalty``, ``task``: objects of your own instead of the configured ones; cannot be stored either.
-    * ``attach(model)``: called with the fresh model, to have its solves run elsewhere (in parts); cannot be stored either, because
-      sums in another order are other bits.
+    * ``out``: a run store. A finished run is returned from it; an unfinished one is resumed unless
+      ``resume=False``.
+    * ``stop_when(metrics)``: end the run early. Such a run is not the configuration's, so it cannot
+      be stored (use ``stop_at_score`` in the configuration for that).
+    * ``suspend_when(metrics)``: a reason to save the state and raise :class:`Suspended`, or None.
+      Ctrl-C and SIGTERM do the same.
+    * ``penalty``, ``task``: objects of your own instead of the configured ones; cannot be stored
+      either.
+    * ``attach(model)``: called with the fresh model, to have its solves run elsewhere (in parts);
+      cannot be stored either, because sums in another order are other bits.
     * ``download``: consent to fetching missing data files; a configuration cannot give it.
-    * ``expected``: the identity a sweep has computed; a different code digest (the sources were edited meanwhile) is refused.
+    * ``expected``: the identity a sweep has computed; a different code digest (the sources were
+      edited meanwhile) is refused.
     """
     if out is not None and any(value is not None for value in (stop_when, penalty, task, attach)):
-        raise InputError("stop_when, penalty, task and attach are not part of the configuration, so the run cannot be stored: omit out")
+        raise InputError(
+            "stop_when, penalty, task and attach are not part of the configuration, "
+            "so the run cannot be stored: omit out"
+        )
     if out is None:
-        return _train(config, task if task is not None else task_of(config, download=download), None, None, resume, progress_from(progress),
-                      stop_when, suspend_when, penalty, checkpoint_seconds, engine, attach)  # fmt: skip
+        return _train(
+            config,
+            task if task is not None else task_of(config, download=download),
+            None,
+            None,
+            resume,
+            progress_from(progress),
+            stop_when,
+            suspend_when,
+            penalty,
+            checkpoint_seconds,
+            engine,
+            attach,
+        )
     store = RunStore(out)
     identity = expected
     if identity is not None and store.finished(identity.id):
         return _from_store(store, identity.id)
-    # The digest of the data really in memory is part of the identity: a sweep's cached one is checked here.
+    # The digest of the data really in memory is part of the identity: a sweep's cached one is
+    # checked here.
     task = task_of(config, download=download)
     found = identify(config, task.digest, store=store)
     if identity is not None and identity.id != found.id:
         part = "code" if identity.code_version != found.code_version else "task"
-        raise RecordError(f"{config.title}: the {part} changed since the sweep was planned; start the sweep again")
+        raise RecordError(
+            f"{config.title}: the {part} changed since the sweep was planned; start the sweep again"
+        )
     identity = found
     if store.finished(identity.id):
         return _from_store(store, identity.id)
     claim = store.claim(identity.id)
     if claim is None:
-        raise Busy(f"run {identity.id[:12]} is being computed by another process; wait for it or use another --out")
+        raise Busy(
+            f"run {identity.id[:12]} is being computed by another process; wait for it or "
+            "use another --out"
+        )
     try:
         if store.finished(identity.id):
             store.discard_work(identity.id)
@@ -288,7 +344,9 @@ def train(
 
 def _from_store(store: RunStore, run_id: str) -> RunResult:
     store.tidy(run_id)
-    return RunResult(store.record(run_id), load_model(store.path(run_id)), store.path(run_id), reused=True)
+    return RunResult(
+        store.record(run_id), load_model(store.path(run_id)), store.path(run_id), reused=True
+    )
 
 
 def _train(
@@ -337,33 +395,48 @@ def _train(
                     if stop_when is not None and stop_when(metrics):
                         trainer.stopped = "stop_when"
                         break
-                    reason = interrupt.reason or (suspend_when(metrics) if suspend_when is not None else None)
+                    reason = interrupt.reason or (
+                        suspend_when(metrics) if suspend_when is not None else None
+                    )
                     if reason is not None:
                         if store is not None and work is not None:
                             _save(trainer, store, work, clock)
                         raise Suspended(reason, trainer.epoch, work)
-                    if store is not None and work is not None and time.monotonic() - saved >= checkpoint_seconds:
+                    if (
+                        store is not None
+                        and work is not None
+                        and time.monotonic() - saved >= checkpoint_seconds
+                    ):
                         _save(trainer, store, work, clock)
                         saved = time.monotonic()
                 evaluation = trainer.finish()
                 message = (
-                    f"{config.title}: {trainer.stopped} after {trainer.epoch} epochs; best epoch {trainer.best_epoch}, "
-                    f"validation {evaluation.scores['validation']:.3f}, test {evaluation.scores['test']:.3f} ({task.score_name})"
+                    f"{config.title}: {trainer.stopped} after {trainer.epoch} epochs; best epoch "
+                    f"{trainer.best_epoch}, "
+                    f"validation {evaluation.scores['validation']:.3f}, test "
+                    f"{evaluation.scores['test']:.3f} ({task.score_name})"
                 )
             except Suspended as error:
                 message = str(error)
                 raise
             finally:
                 progress.finish(message)
-            record = _record(config, task, trainer, evaluation, identity, clock, began_at, engine, start)
+            record = _record(
+                config, task, trainer, evaluation, identity, clock, began_at, engine, start
+            )
             path = None
             if store is not None and identity is not None:
                 path = store.path(identity.id)
                 with store.writing(identity.id) as aside:
                     files = save_checkpoint(
-                        aside, trainer.model.state_dict(), config.model.name, record.model.options, trainer.shape,
-                        task=config.task.model_dump(mode="json"), run=identity.id,
-                    )  # fmt: skip
+                        aside,
+                        trainer.model.state_dict(),
+                        config.model.name,
+                        record.model.options,
+                        trainer.shape,
+                        task=config.task.model_dump(mode="json"),
+                        run=identity.id,
+                    )
                     record = record.model_copy(update={"checkpoint": files})
                     write_sealed(aside / RECORD_FILE, record.payload())
                 record = store.record(identity.id)
@@ -396,14 +469,20 @@ def _save(trainer: Trainer, store: RunStore, work: Path, clock: _Clock) -> None:
     with store.guarded():
         work.mkdir(exist_ok=True)
         digest = save_tensors(work / name, tensors)
-        write_sealed(work / STATE_FILE, {"tensors": name, "sha256": digest, "values": values, "spent": clock.total()})
+        write_sealed(
+            work / STATE_FILE,
+            {"tensors": name, "sha256": digest, "values": values, "spent": clock.total()},
+        )
         for other in work.iterdir():
             if other.name not in (name, STATE_FILE):
                 other.unlink(missing_ok=True)
 
 
-def _saved_state(work: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any], dict[str, float]] | None:
-    """Tensors, values and seconds spent of the saved state; None without one, or (with a warning) with a damaged one.
+def _saved_state(
+    work: Path,
+) -> tuple[dict[str, torch.Tensor], dict[str, Any], dict[str, float]] | None:
+    """Tensors, values and seconds spent of the saved state; None without one, or (with a warning)
+    with a damaged one.
 
     Starting over gives the same result, so a damaged state costs time alone.
     """
@@ -414,12 +493,17 @@ def _saved_state(work: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any], d
         tensors = load_tensors(work / Path(state["tensors"]).name, state["sha256"])
         return tensors, state["values"], state["spent"]
     except (RecordError, KeyError, TypeError) as error:
-        warnings.warn(f"the saved state of the run is damaged, so it starts over: {error}", StateWarning, stacklevel=2)
+        warnings.warn(
+            f"the saved state of the run is damaged, so it starts over: {error}",
+            StateWarning,
+            stacklevel=2,
+        )
         return None
 
 
 def _recorded(config: TrainingConfig, start: str | None) -> dict[str, Any]:
-    """The configuration as a record keeps it: the checkpoint it starts from is named by content, not by its place."""
+    """The configuration as a record keeps it: the checkpoint it starts from is named by content,
+    not by its place."""
     payload = config.payload()
     return payload if start is None else {**payload, "init_from": start}
 
@@ -447,18 +531,31 @@ def _record(
         id=identity.id if identity else "",
         config=_recorded(config, start),
         task=TaskFacts(
-            name=task.name, title=task.title, level=config.task.level, split=config.task.split, options=dict(task.options),
-            digest=task.digest, score=task.score_name, constant_score=finite(constant),
+            name=task.name,
+            title=task.title,
+            level=config.task.level,
+            split=config.task.split,
+            options=dict(task.options),
+            digest=task.digest,
+            score=task.score_name,
+            constant_score=finite(constant),
         ),
         model=ModelFacts(
-            name=spec.name, title=spec.title, family=spec.family, options=options, parameters=trainer.model.num_parameters(),
+            name=spec.name,
+            title=spec.title,
+            family=spec.family,
+            options=options,
+            parameters=trainer.model.num_parameters(),
         ),
         code=identity.code() if identity else {},
         epochs=trainer.epoch,
         stopped=trainer.stopped or "",
         best=Best(epoch=trainer.best_epoch, validation=trainer.best),
         scores=evaluation.scores,
-        metrics={split: {name: finite(value) for name, value in values.items()} for split, values in evaluation.metrics.items()},
+        metrics={
+            split: {name: finite(value) for name, value in values.items()}
+            for split, values in evaluation.metrics.items()
+        },
         solves=_solve_facts(trainer, evaluation),
         curves={name: values for name, values in curves.items() if values or name != "test"},
         checkpoint={},
@@ -471,7 +568,7 @@ def _record(
             "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "machine": _machine(),
         },
-    )  # fmt: skip
+    )
 
 
 def _solve_facts(trainer: Trainer, evaluation: Evaluation) -> SolveFacts | None:
@@ -480,11 +577,17 @@ def _solve_facts(trainer: Trainer, evaluation: Evaluation) -> SolveFacts | None:
     solver = trainer.model.solver
     if trainer.model.guaranteed:  # judged at the equilibrium, see training.loop.judged
         return SolveFacts(
-            to_tolerance=True, steps=EQUILIBRIUM_STEPS, tolerance=evaluation.tolerance, training=trainer.statuses,
-            final=evaluation.statuses, residual=_finite_or_none(evaluation.residual), at_equilibrium=True,
+            to_tolerance=True,
+            steps=EQUILIBRIUM_STEPS,
+            tolerance=evaluation.tolerance,
+            training=trainer.statuses,
+            final=evaluation.statuses,
+            residual=_finite_or_none(evaluation.residual),
+            at_equilibrium=True,
             distance=evaluation.distance,
-        )  # fmt: skip
-    own = getattr(trainer.model, "tolerance", None)  # models with a minimiser of their own (EnergyGNN)
+        )
+    # models with a minimiser of their own (EnergyGNN)
+    own = getattr(trainer.model, "tolerance", None)
     return SolveFacts(
         to_tolerance=own is not None or bool(getattr(solver, "stop_early", False)),
         steps=solver.steps,

@@ -1,9 +1,11 @@
 """Learning-rate schedules, as a factor of the base rate with a state that fits in JSON.
 
-* ``wsd`` (warm-up, stable, decay; the paper's protocol and the default): rises linearly over the first share ``warmup`` of
-  ``max_epochs``, stays at 1, and falls linearly to ``floor`` over the last share ``decay``. A function of the epoch alone.
+* ``wsd`` (warm-up, stable, decay; the paper's protocol and the default): rises linearly over the
+  first share ``warmup`` of ``max_epochs``, stays at 1, and falls linearly to ``floor`` over the
+  last share ``decay``. A function of the epoch alone.
 * ``constant``: 1.
-* ``plateau``: multiplied by ``factor`` after ``patience`` epochs without a better validation score, never below ``floor``.
+* ``plateau``: multiplied by ``factor`` after ``patience`` epochs without a better validation score,
+  never below ``floor``.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ __all__ = ["Schedule"]
 
 
 class Schedule:
-    """Call :meth:`rate` once for each epoch, in order, with the validation score of that epoch's parameters."""
+    """Call :meth:`rate` once for each epoch, in order, with the validation score of that epoch's
+    parameters."""
 
     def __init__(self, config: ScheduleConfig, max_epochs: int) -> None:
         self.config = config
@@ -46,7 +49,10 @@ class Schedule:
         else:
             self.waited += 1
             if self.waited > self.config.patience:
-                self.factor, self.waited = max(self.config.floor, self.factor * self.config.factor), 0
+                self.factor, self.waited = (
+                    max(self.config.floor, self.factor * self.config.factor),
+                    0,
+                )
         return self.factor
 
     def state(self) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Which configuration stands for its family: the highest mean validation score over seeds, blind to test.
+"""Which configuration stands for its family: the highest mean validation score over seeds, blind to
+test.
 
 This module reads records and needs no torch.
 """
@@ -35,8 +36,8 @@ PAPER_PROTOCOL: dict[str, Any] = {
 }
 """Training settings of the paper; ``patience=None`` is the task's own (200 or 500).
 
-``"wsd"`` is the warm-up, stable, decay schedule with the lengths of :data:`PAPER_SCHEDULE`, which the paper does not print.
-A constant rate is another protocol.
+``"wsd"`` is the warm-up, stable, decay schedule with the lengths of :data:`PAPER_SCHEDULE`, which
+the paper does not print. A constant rate is another protocol.
 """
 
 PAPER_SCHEDULE: dict[str, float] = {"warmup": 0.1, "decay": 0.2, "floor": 0.01}
@@ -46,7 +47,13 @@ ADDED_LATER: dict[str, Any] = {"differences": True}
 """Model options that older records lack, with the value they had without knowing."""
 READ_DIFFERENCES = frozenset({"sheaf-cascade", "strong-sheaf", "strong-attention", "sheaf-relay"})
 """Models that form differences of raw features on their own."""
-READ_EDGE_FEATURES = READ_DIFFERENCES | {"sheafdeq", "sheafdeq-no-norm", "graph-attn-deq", "loop-transformer", "energygnn"}
+READ_EDGE_FEATURES = READ_DIFFERENCES | {
+    "sheafdeq",
+    "sheafdeq-no-norm",
+    "graph-attn-deq",
+    "loop-transformer",
+    "energygnn",
+}
 """Models that see what a task writes on its edges."""
 
 
@@ -54,14 +61,26 @@ def deviations(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Settings of a run's configuration that differ from the paper's protocol, as ``key=value``."""
     found = dict(config)
     found["schedule"] = _schedule_text(config)
-    penalties = {key: value for key, value in config["penalties"].items() if key.endswith("weight") and value}
-    found["penalties"] = ",".join(f"{key}={value:g}" for key, value in sorted(penalties.items())) or "none"
+    penalties = {
+        key: value for key, value in config["penalties"].items() if key.endswith("weight") and value
+    }
+    found["penalties"] = (
+        ",".join(f"{key}={value:g}" for key, value in sorted(penalties.items())) or "none"
+    )
     for key in ("solves", "augmentation"):
-        given = {name: value for name, value in (config.get(key) or {}).items() if value not in (None, 0, 0.0)}
+        given = {
+            name: value
+            for name, value in (config.get(key) or {}).items()
+            if value not in (None, 0, 0.0)
+        }
         found[key] = ",".join(f"{name}={value}" for name, value in sorted(given.items())) or "none"
     if config["init_from"] is not None:
         found["init_from"] = "another run"
-    return tuple(f"{key}={found[key]}" for key, expected in PAPER_PROTOCOL.items() if found.get(key, expected) != expected)
+    return tuple(
+        f"{key}={found[key]}"
+        for key, expected in PAPER_PROTOCOL.items()
+        if found.get(key, expected) != expected
+    )
 
 
 def _schedule_text(config: Mapping[str, Any]) -> str:
@@ -78,7 +97,8 @@ def _schedule_text(config: Mapping[str, Any]) -> str:
 
 
 def protocol(config: Mapping[str, Any]) -> str:
-    """By what a run was trained: ``"paper"``, ``"recipe NAME"``, or the settings that differ from the paper's."""
+    """By what a run was trained: ``"paper"``, ``"recipe NAME"``, or the settings that differ from
+    the paper's."""
     different = deviations(config)
     if not different:
         return "paper"
@@ -100,7 +120,11 @@ def _recipe_fields(name: str) -> tuple[str | None, dict[str, Any]]:
     """The model a recipe is for, if it is for one, and its training fields with every default."""
     values = recipe_values(name)
     model = values.get("model", {}).get("name")
-    filled = {**values, "task": values.get("task", "community"), "model": values.get("model") or "sheafdeq"}
+    filled = {
+        **values,
+        "task": values.get("task", "community"),
+        "model": values.get("model") or "sheafdeq",
+    }
     payload = TrainingConfig.parse(filled, f"recipe {name}").payload()
     return model, {key: value for key, value in payload.items() if key not in NOT_PROTOCOL}
 
@@ -112,7 +136,8 @@ def _in_words(different: tuple[str, ...]) -> str:
 
 
 def sees_differences(record: RunRecord) -> bool:
-    """Whether the model of a run sees differences of raw features on its edges: its own, or the task's."""
+    """Whether the model of a run sees differences of raw features on its edges: its own, or the
+    task's."""
     name, options = record.model.name, record.model.options
     if name in READ_DIFFERENCES and options.get("differences", True):
         return True
@@ -121,14 +146,22 @@ def sees_differences(record: RunRecord) -> bool:
 
 
 def summarise(records: Iterable[RunRecord]) -> list[Summary]:
-    """Group records by configuration and column; of two runs that differ only in code version the later one counts."""
+    """Group records by configuration and column; of two runs that differ only in code version the
+    later one counts."""
     groups: dict[str, dict[int, RunRecord]] = {}
     for record in records:
-        parts = [_column(record), record.model.name, {**ADDED_LATER, **record.model.options}, deviations(record.config)]
+        parts = [
+            _column(record),
+            record.model.name,
+            {**ADDED_LATER, **record.model.options},
+            deviations(record.config),
+        ]
         key = json.dumps([*parts, sees_differences(record)], sort_keys=True)
         seeds = groups.setdefault(key, {})
         present = seeds.get(record.seed)
-        if present is None or record.timing.get("finished", "") >= present.timing.get("finished", ""):
+        if present is None or record.timing.get("finished", "") >= present.timing.get(
+            "finished", ""
+        ):
             seeds[record.seed] = record
     summaries = []
     for seeds in groups.values():
@@ -154,14 +187,27 @@ def summarise(records: Iterable[RunRecord]) -> list[Summary]:
 
 def _named_options(record: RunRecord, trained_by: str) -> dict[str, Any]:
     """The options a configuration names, without those its recipe gives."""
-    given = recipe_values(trained_by.removeprefix("recipe ")) if trained_by.startswith("recipe ") else {}
+    given = (
+        recipe_values(trained_by.removeprefix("recipe "))
+        if trained_by.startswith("recipe ")
+        else {}
+    )
     fixed = given.get("model", {}).get("options", {})
-    return {key: value for key, value in record.config["model"]["options"].items() if key not in fixed or fixed[key] != value}
+    return {
+        key: value
+        for key, value in record.config["model"]["options"].items()
+        if key not in fixed or fixed[key] != value
+    }
 
 
 def _column(record: RunRecord) -> tuple[str, int | None, str]:
-    """Task, level, further options. Differences on the edges are the row's: the graphs and labels are the same."""
-    options = {key: value for key, value in record.config["task"]["options"].items() if key != "edge_inputs"}
+    """Task, level, further options. Differences on the edges are the row's: the graphs and labels
+    are the same."""
+    options = {
+        key: value
+        for key, value in record.config["task"]["options"].items()
+        if key != "edge_inputs"
+    }
     text = ", ".join(f"{key} {value}" for key, value in sorted(options.items()))
     if record.task.split is not None:
         text = ", ".join(part for part in (f"split {record.task.split}", text) if part)
@@ -169,9 +215,11 @@ def _column(record: RunRecord) -> tuple[str, int | None, str]:
 
 
 def select(candidates: Iterable[Summary]) -> Summary | None:
-    """The candidate with the highest mean validation score; the paper's protocol goes before deviations from it.
+    """The candidate with the highest mean validation score; the paper's protocol goes before
+    deviations from it.
 
-    The first of equals wins, so the order of the candidates (the grid's) decides ties. Test scores are never read.
+    The first of equals wins, so the order of the candidates (the grid's) decides ties. Test scores
+    are never read.
     """
     best: Summary | None = None
     for candidate in candidates:

@@ -1,16 +1,18 @@
 """``settle``: fine-tune a trained recurrence until it settles.
 
-The published recipe selects by validation accuracy at a fixed horizon, and gives models that are accurate there and go on moving
-afterwards. Settling continues from such a run at a lower learning rate, in stages whose penalties grow:
+The published recipe selects by validation accuracy at a fixed horizon, and gives models that are
+accurate there and go on moving afterwards. Settling continues from such a run at a lower learning
+rate, in stages whose penalties grow:
 
     1. residual penalty, moderate: the state at the horizon should hardly change in one more step;
     2. stronger, smaller learning rate;
-    3. stronger still, with a penalty on the Jacobian, so that every direction contracts and not only the observed one;
+    3. stronger still, with a penalty on the Jacobian, so that every direction contracts and not
+    only the observed one;
     4. and with random positive starts that must end where the model's own start ends.
 
-Each stage is an ordinary stored run that starts from the one before (``init_from``) and keeps its *last* parameters, since the
-validation score does not see what the penalties improve. Nothing is guaranteed: measure the result (``sheafdeq diagnose``) and
-certify it (``sheafdeq certify``).
+Each stage is an ordinary stored run that starts from the one before (``init_from``) and keeps its
+*last* parameters, since the validation score does not see what the penalties improve. Nothing is
+guaranteed: measure the result (``sheafdeq diagnose``) and certify it (``sheafdeq certify``).
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ class Stage:
     residual_max_weight: float = 0.0
     jacobian_weight: float = 0.0
     agreement_weight: float = 0.0
-    steps: int | None = None  # penalise the state after this many steps instead of the trained horizon
+    # penalise the state after this many steps instead of the trained horizon
+    steps: int | None = None
 
     def __post_init__(self) -> None:
         if self.epochs < 1:
@@ -55,13 +58,21 @@ STAGES = (
     Stage(40, 3e-3, residual_weight=5.0, residual_max_weight=0.02),
     Stage(40, 3e-3, residual_weight=20.0, residual_max_weight=0.1, jacobian_weight=0.01),
     Stage(40, 1e-3, residual_weight=60.0, residual_max_weight=0.5, jacobian_weight=0.03),
-    Stage(60, 1e-3, residual_weight=60.0, residual_max_weight=0.5, jacobian_weight=0.05, agreement_weight=20.0),
+    Stage(
+        60,
+        1e-3,
+        residual_weight=60.0,
+        residual_max_weight=0.5,
+        jacobian_weight=0.05,
+        agreement_weight=20.0,
+    ),
 )
 """The default recipe."""
 
 
 def stage_configs(config: TrainingConfig, stages: Sequence[Stage] = STAGES) -> list[TrainingConfig]:
-    """The configurations of the stages, without ``init_from``, which only the run before can fill in."""
+    """The configurations of the stages, without ``init_from``, which only the run before can fill
+    in."""
     if not stages:
         raise InputError("settling needs at least one stage")
     return [
@@ -93,7 +104,8 @@ def settle(
     progress: Progress | str | bool | None = None,
     checkpoint_seconds: float = 30.0,
 ) -> list[RunResult]:
-    """Settle a finished run (its directory); returns one stored result for each stage, the settled model last.
+    """Settle a finished run (its directory); returns one stored result for each stage, the settled
+    model last.
 
     A stage that is already in ``out`` is not computed again, and an interrupted one is resumed.
     """
@@ -103,7 +115,12 @@ def settle(
     config = TrainingConfig.of_record(read_record(path).config, str(path))
     results: list[RunResult] = []
     for stage in stage_configs(config, stages):
-        result = train(stage.replace(init_from=str(path)), out=out, progress=progress, checkpoint_seconds=checkpoint_seconds)
+        result = train(
+            stage.replace(init_from=str(path)),
+            out=out,
+            progress=progress,
+            checkpoint_seconds=checkpoint_seconds,
+        )
         assert result.path is not None
         results.append(result)
         path = result.path

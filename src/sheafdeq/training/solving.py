@@ -44,13 +44,18 @@ def check_solves(config: SolveConfig, model: GraphModel) -> None:
             "(the cascade draws its numbers of steps by its option training_steps)"
         )
     if config.step_noise and isinstance(model.adjoint, Implicit):
-        raise InputError("solves.step_noise: implicit gradients need one fixed map; use gradient='unrolled'")
+        raise InputError(
+            "solves.step_noise: implicit gradients need one fixed map; use gradient='unrolled'"
+        )
     if config.detached_steps is not None and not isinstance(model.adjoint, Unrolled):
-        raise InputError("solves.detached_steps needs gradient='unrolled': the other rules record no first steps")
+        raise InputError(
+            "solves.detached_steps needs gradient='unrolled': the other rules record no first steps"
+        )
 
 
 def run_for_training(model: GraphModel, graph: Graph, config: SolveConfig) -> tuple[Output, Any]:
-    """(output, context of its solve) of a training pass; the context is None for feed-forward models."""
+    """(output, context of its solve) of a training pass; the context is None for feed-forward
+    models."""
     if not isinstance(model, EquilibriumModel):
         return model.run(graph), None
     model.check(graph)
@@ -86,7 +91,9 @@ class _Disturbed:
     noise: float
     detached: int
 
-    def solve(self, function: Function, initial: Tensor, solver: Solver, **options: Any) -> Solution:
+    def solve(
+        self, function: Function, initial: Tensor, solver: Solver, **options: Any
+    ) -> Solution:
         def disturbed(state: Tensor) -> Tensor:
             return function(state * torch.exp(self.noise * torch.randn_like(state)))
 

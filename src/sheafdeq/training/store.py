@@ -1,10 +1,9 @@
 """The run store: one directory for each finished run, named by what was computed.
 
-    <root>/<id>/             record.json, checkpoint.json, checkpoint.safetensors (complete, or absent)
-    <root>/.tmp-<id>-<...>/  being written; renamed when complete
-    <root>/.work/<id>/       state of a run in progress, for resuming
-    <root>/.locks/<id>       held (flock) by the process that computes the run, until it ends
-    <root>/.failed/<id>.json why the last attempt failed
+    <root>/<id>/             record.json, checkpoint.json, checkpoint.safetensors (complete, or
+    absent) <root>/.tmp-<id>-<...>/  being written; renamed when complete <root>/.work/<id>/
+    state of a run in progress, for resuming <root>/.locks/<id>       held (flock) by the process
+    that computes the run, until it ends <root>/.failed/<id>.json why the last attempt failed
     <root>/.damaged/         run directories that were not complete when the run was computed again
 
 A run becomes visible by one rename of a directory whose files have been synced, so a reader sees
@@ -180,8 +179,11 @@ class RunStore:
                     raise
             if self.finished(run_id):
                 return
-            with contextlib.suppress(FileNotFoundError):  # another writer may have put it away first
-                os.rename(self.path(run_id), self.folder(".damaged") / f"{run_id}-{uuid.uuid4().hex}")
+            # another writer may have put it away first
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(
+                    self.path(run_id), self.folder(".damaged") / f"{run_id}-{uuid.uuid4().hex}"
+                )
 
     # ------------------------------------------------------------------ runs in progress
 
@@ -196,7 +198,8 @@ class RunStore:
             shutil.rmtree(aside, ignore_errors=True)
 
     def tidy(self, run_id: str) -> None:
-        """Remove what a process killed after its run was complete left behind, if nobody holds the run."""
+        """Remove what a process killed after its run was complete left behind, if nobody holds the
+        run."""
         lock = self.root / ".locks" / run_id
         if not self.work(run_id).exists() and not os.path.lexists(lock):
             return
@@ -236,13 +239,17 @@ class RunStore:
 
     def _lock_file(self, path: Path, flags: int) -> int:
         try:
-            descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0), 0o644)
+            descriptor = os.open(
+                path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0), 0o644
+            )
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.EMLINK):
                 raise StoreError(f"{path} is a symbolic link, not a lock: remove it") from error
             if error.errno == errno.ENOENT and not flags & os.O_CREAT:
                 raise
-            raise StoreError(f"{path}: cannot be locked ({error.strerror}); the store must be writable") from error
+            raise StoreError(
+                f"{path}: cannot be locked ({error.strerror}); the store must be writable"
+            ) from error
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
             raise StoreError(f"{path} is not a regular file, so not a lock: remove it")
@@ -301,9 +308,13 @@ class RunStore:
     def resolve(self, name: str) -> Path:
         """A finished run by id or by an unambiguous beginning of it."""
         known = self.root.iterdir() if self.root.is_dir() else ()
-        matches = [path for path in known if path.name.startswith(name) and self.finished(path.name)]
+        matches = [
+            path for path in known if path.name.startswith(name) and self.finished(path.name)
+        ]
         if len(matches) != 1:
-            raise RecordError(f"{len(matches)} runs in {self.root} match {name!r}, exactly one is needed")
+            raise RecordError(
+                f"{len(matches)} runs in {self.root} match {name!r}, exactly one is needed"
+            )
         return matches[0]
 
 
@@ -335,7 +346,8 @@ def _flock(descriptor: int, path: Path, *, shared: bool = False) -> bool:
 
 def _no_locks(path: Path, reason: str) -> str:
     return (
-        f"{path}: the file system does not lock files ({reason}): put the store on a disk that does, or set "
+        f"{path}: the file system does not lock files ({reason}): put the store on a disk that "
+        "does, or set "
         f"{LOCKS_VARIABLE}=off and give every process its own --shard"
     )
 

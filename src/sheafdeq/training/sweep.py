@@ -21,10 +21,12 @@ A sweep is a TOML file:
     model = "eignn"
     task = "sums"
 
-Runs are ordered by seed, then task, then model, so that every cell of a table has one seed before any has two.
+Runs are ordered by seed, then task, then model, so that every cell of a table has one seed before
+any has two.
 
-A sweep whose parts come one after the other lists them as groups instead, each with seeds, tasks, models, training and exclude of
-its own; a run that an earlier group has already asked for is not asked for again:
+A sweep whose parts come one after the other lists them as groups instead, each with seeds, tasks,
+models, training and exclude of its own; a run that an earlier group has already asked for is not
+asked for again:
 
     name = "mine"
     [[groups]]
@@ -69,10 +71,11 @@ class _Frozen(BaseModel):
 
 
 class ModelGrid(_Frozen):
-    """A model and the option sets to run; None means the registry's grid for the paper's full table.
+    """A model and the option sets to run; None means the registry's grid for the paper's full
+    table.
 
-    With ``recipe`` the recipe's training fields, task options and model options lie under the sweep's, and None means one run
-    by the recipe.
+    With ``recipe`` the recipe's training fields, task options and model options lie under the
+    sweep's, and None means one run by the recipe.
     """
 
     name: str
@@ -109,7 +112,10 @@ class TaskGrid(TaskConfig):
     def tasks(self) -> list[TaskConfig]:
         """One task for each level."""
         values = self.model_dump(exclude={"level", "levels"})
-        return [TaskConfig(**values, level=level) for level in (self.levels if self.levels is not None else [self.level])]
+        return [
+            TaskConfig(**values, level=level)
+            for level in (self.levels if self.levels is not None else [self.level])
+        ]
 
 
 class Group(_Frozen):
@@ -149,8 +155,19 @@ class SweepFile(_Frozen):
     def parts(self) -> list[Group]:
         """The groups, in order; ``training`` at the top holds for all of them."""
         if self.groups:
-            return [group.model_copy(update={"training": {**self.training, **group.training}}) for group in self.groups]
-        return [Group(seeds=self.seeds, tasks=self.tasks, models=self.models, training=self.training, exclude=self.exclude)]
+            return [
+                group.model_copy(update={"training": {**self.training, **group.training}})
+                for group in self.groups
+            ]
+        return [
+            Group(
+                seeds=self.seeds,
+                tasks=self.tasks,
+                models=self.models,
+                training=self.training,
+                exclude=self.exclude,
+            )
+        ]
 
 
 @dataclass(frozen=True)
@@ -161,7 +178,8 @@ class Entry:
     identity: Identity | None
     error: str | None = None
     group: str = ""  # title of the part of the sweep it belongs to
-    recorded: str | None = None  # id of a record of the same configuration, whatever the code version
+    # id of a record of the same configuration, whatever the code version
+    recorded: str | None = None
 
 
 @dataclass(frozen=True)
@@ -184,7 +202,9 @@ class Budget:
                 return Budget(epochs=_positive(int(number)))
             return Budget(seconds=_positive(float(number) * units[unit]))
         except (ValueError, KeyError) as error:
-            raise UsageError(f"budget {text!r} is neither epochs (500) nor time (2h, 90m, 30s)") from error
+            raise UsageError(
+                f"budget {text!r} is neither epochs (500) nor time (2h, 90m, 30s)"
+            ) from error
 
 
 def _positive(value: Any) -> Any:
@@ -196,7 +216,9 @@ def _positive(value: Any) -> Any:
 def preset_names() -> list[str]:
     """Presets that ship with the package."""
     folder = resources.files("sheafdeq.training") / "presets"
-    return sorted(path.name.removesuffix(".toml") for path in folder.iterdir() if path.name.endswith(".toml"))
+    return sorted(
+        path.name.removesuffix(".toml") for path in folder.iterdir() if path.name.endswith(".toml")
+    )
 
 
 class Sweep:
@@ -212,12 +234,17 @@ class Sweep:
         """A preset by name, or a TOML file; ``overrides`` replace training fields of every run."""
         text = str(preset)
         if text in preset_names():
-            with resources.as_file(resources.files("sheafdeq.training") / "presets" / f"{text}.toml") as path:
+            with resources.as_file(
+                resources.files("sheafdeq.training") / "presets" / f"{text}.toml"
+            ) as path:
                 values = read_toml(path)
         elif text.endswith(".toml"):
             values = read_toml(Path(text))
         else:
-            raise UsageError(f"there is no preset {text!r}; presets are {', '.join(preset_names())}, or give a .toml file")
+            raise UsageError(
+                f"there is no preset {text!r}; presets are "
+                f"{', '.join(preset_names())}, or give a .toml file"
+            )
         try:
             return Sweep(SweepFile.model_validate(values), overrides)
         except ValidationError as error:
@@ -264,10 +291,14 @@ class Sweep:
     ) -> list[Entry]:
         """The runs of one shard (i of n, counted from 1) with their identities.
 
-        ``recorded`` are records from anywhere: a run of the same configuration on the same data counts as done, whichever version of
-        the sources made it. ``download`` allows fetching missing data.
+        ``recorded`` are records from anywhere: a run of the same configuration on the same data
+        counts as done, whichever version of the sources made it. ``download`` allows fetching
+        missing data.
         """
-        known = {_question(TrainingConfig.of_record(record.config, record.id)): record for record in recorded}
+        known = {
+            _question(TrainingConfig.of_record(record.config, record.id)): record
+            for record in recorded
+        }
         return [_with_record(entry, known) for entry in self._plan(store, shard, download)]
 
     def _plan(self, store: RunStore, shard: tuple[int, int], download: bool) -> list[Entry]:
@@ -289,13 +320,16 @@ class Sweep:
             try:
                 kind = f"{config.task.name} {config.model.model_dump_json()}"
                 codes[kind] = codes.get(kind) or code_of(config)
-                entries.append(Entry(config, identify(config, digest, codes[kind], store=store), group=group))
+                entries.append(
+                    Entry(config, identify(config, digest, codes[kind], store=store), group=group)
+                )
             except SheafDEQError as error:
                 entries.append(Entry(config, None, str(error), group))
         return entries
 
     def status(self, store: RunStore, entries: Iterable[Entry] | None = None) -> dict[str, Any]:
-        """Counts (done, running, failed, left, total), failures, and the time left at the present pace."""
+        """Counts (done, running, failed, left, total), failures, and the time left at the present
+        pace."""
         entries = list(entries) if entries is not None else self.plan(store)
         counts = {"done": 0, "running": 0, "failed": 0, "left": 0, "total": len(entries)}
         done: dict[tuple[str, str], list[str]] = {}
@@ -317,29 +351,45 @@ class Sweep:
                 assert entry.identity is not None
                 done.setdefault(kind, []).append(entry.identity.id)
             elif state == "failed":
-                failures.append({"run": entry.config.title, "id": entry.identity.id if entry.identity else None, "error": error})
+                failures.append(
+                    {
+                        "run": entry.config.title,
+                        "id": entry.identity.id if entry.identity else None,
+                        "error": error,
+                    }
+                )
             else:
                 waiting.append(kind)
         return {
             "sweep": self.name,
             **counts,
-            "seconds_left": _time_left(_wall_seconds(store, done, waiting), waiting, max(1, counts["running"])),
+            "seconds_left": _time_left(
+                _wall_seconds(store, done, waiting), waiting, max(1, counts["running"])
+            ),
             "failures": failures,
             "missing": missing,
-            "groups": [{"title": title, **part} for title, part in groups.items()] if self.file.groups else [],
+            "groups": [{"title": title, **part} for title, part in groups.items()]
+            if self.file.groups
+            else [],
         }
 
 
 def _question(config: TrainingConfig) -> str:
-    """A configuration with every option of its model written out: what a run answers, whatever the sources."""
+    """A configuration with every option of its model written out: what a run answers, whatever the
+    sources."""
     payload = config.payload()
-    payload["model"]["options"] = {**model_spec(config.model.name).options, **payload["model"]["options"]}
+    payload["model"]["options"] = {
+        **model_spec(config.model.name).options,
+        **payload["model"]["options"],
+    }
     return digest_of(payload)
 
 
 def _with_record(entry: Entry, known: Mapping[str, RunRecord]) -> Entry:
     record = known.get(_question(entry.config)) if known else None
-    if record is None or (entry.identity is not None and entry.identity.task_digest != record.task.digest):
+    if record is None or (
+        entry.identity is not None and entry.identity.task_digest != record.task.digest
+    ):
         return entry
     return replace(entry, recorded=record.id)
 
@@ -360,28 +410,39 @@ def _state(store: RunStore, entry: Entry) -> tuple[str, str | None]:
 def _wall_seconds(
     store: RunStore, done: dict[tuple[str, str], list[str]], waiting: list[tuple[str, str]]
 ) -> dict[tuple[str, str], list[float]]:
-    """Wall time of finished runs by task and model, as far as the waiting ones need it: a few records of each kind.
+    """Wall time of finished runs by task and model, as far as the waiting ones need it: a few
+    records of each kind.
 
     Reading the records of thousands of runs would take longer than the answer is worth.
     """
-    wanted = set(waiting) & set(done) if set(waiting) <= set(done) else set(done) if waiting else set()
+    wanted = (
+        set(waiting) & set(done) if set(waiting) <= set(done) else set(done) if waiting else set()
+    )
     found: dict[tuple[str, str], list[float]] = {}
     for kind in wanted:
         for run_id in done[kind][-TIMED:]:
-            with contextlib.suppress(RecordError, KeyError, TypeError, ValueError):  # damaged: tables will say so
-                found.setdefault(kind, []).append(float(store.record(run_id).timing["wall_seconds"]))
+            # damaged: tables will say so
+            with contextlib.suppress(RecordError, KeyError, TypeError, ValueError):
+                found.setdefault(kind, []).append(
+                    float(store.record(run_id).timing["wall_seconds"])
+                )
     return found
 
 
-def _time_left(seconds: dict[tuple[str, str], list[float]], waiting: list[tuple[str, str]], workers: int) -> float | None:
-    """Mean wall time of finished runs of the same task and model (of all kinds where there is none), over the workers."""
+def _time_left(
+    seconds: dict[tuple[str, str], list[float]], waiting: list[tuple[str, str]], workers: int
+) -> float | None:
+    """Mean wall time of finished runs of the same task and model (of all kinds where there is
+    none), over the workers."""
     everything = [value for values in seconds.values() for value in values]
     if not waiting:
         return 0.0
     if not everything:
         return None
     overall = sum(everything) / len(everything)
-    total = sum(sum(seconds[kind]) / len(seconds[kind]) if kind in seconds else overall for kind in waiting)
+    total = sum(
+        sum(seconds[kind]) / len(seconds[kind]) if kind in seconds else overall for kind in waiting
+    )
     return round(total / workers, 1)
 
 
@@ -397,7 +458,8 @@ def _task_digest(config: TrainingConfig, store: RunStore, download: bool) -> str
         with contextlib.suppress(RecordError):  # a damaged note is made again
             return str(read_sealed(path))
     digest = task_of(config, download=download).digest
-    with contextlib.suppress(StoreError), store.guarded():  # only a note: a store that is read-only can still be looked at
+    # only a note: a store that is read-only can still be looked at
+    with contextlib.suppress(StoreError), store.guarded():
         write_sealed(store.folder(path.parent.name) / path.name, digest)
     return digest
 

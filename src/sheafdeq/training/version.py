@@ -1,7 +1,8 @@
-"""The code version that enters a run's id: the digest of the code behind it (:mod:`sheafdeq.identity`), or a label in its place.
+"""The code version that enters a run's id: the digest of the code behind it
+(:mod:`sheafdeq.identity`), or a label in its place.
 
-``SHEAFDEQ_CODE_VERSION`` replaces the digest in the id (to continue a long sweep across an edit known to be harmless); the
-record keeps the true digest beside it.
+``SHEAFDEQ_CODE_VERSION`` replaces the digest in the id (to continue a long sweep across an edit
+known to be harmless); the record keeps the true digest beside it.
 """
 
 from __future__ import annotations

@@ -35,20 +35,33 @@ from sheafdeq.report.tables import Cell, Select, Table
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-__all__ = ["ASSETS", "MARKER", "POLICY", "Site", "build_site", "environment", "page_name", "prepare_folder", "script_json"]
+__all__ = [
+    "ASSETS",
+    "MARKER",
+    "POLICY",
+    "Site",
+    "build_site",
+    "environment",
+    "page_name",
+    "prepare_folder",
+    "script_json",
+]
 
 ASSETS = ("site.css", "site.js", "chart.js", "compare.js", "run.js")
 FIRST_ROWS = 200
-"""Runs laid out when the overview opens; a script adds the others while the reader looks at the tables."""
+"""Runs laid out when the overview opens; a script adds the others while the reader looks at the
+tables."""
 
 MARKER = ".sheafdeq-report"
 """A file that says: this folder was made by the report and may be made again."""
 
 POLICY = (
-    "default-src 'none'; script-src 'self' file:; style-src 'self' file:; img-src 'self' file: data:; "
+    "default-src 'none'; script-src 'self' file:; style-src 'self' file:; img-src 'self' file: "
+    "data:; "
     "base-uri 'none'; form-action 'none'"
 )
-"""Scripts and styles from this folder alone: markup that slipped through could neither run nor call anyone."""
+"""Scripts and styles from this folder alone: markup that slipped through could neither run nor call
+anyone."""
 
 Configuration = Callable[[RunRecord], Mapping[str, Any]]
 Summarise = Callable[[Iterable[RunRecord]], list[Summary]]
@@ -88,14 +101,19 @@ def environment() -> Environment:
 
 
 def script_json(value: Any) -> str:
-    """JSON that may stand inside a script element or file: no character of it can end the element or the line."""
+    """JSON that may stand inside a script element or file: no character of it can end the element
+    or the line."""
     text = json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def page_name(run: str) -> str:
     """A file name for a run: its own id where that is a digest, else the digest of it."""
-    return run if re.fullmatch(r"[0-9a-f]{16,64}", run) else hashlib.sha256(run.encode("utf-8", "replace")).hexdigest()
+    return (
+        run
+        if re.fullmatch(r"[0-9a-f]{16,64}", run)
+        else hashlib.sha256(run.encode("utf-8", "replace")).hexdigest()
+    )
 
 
 def build_site(
@@ -109,9 +127,10 @@ def build_site(
 ) -> Site:
     """Overview, a page for each run, compare, and the data they share.
 
-    ``summarise`` and ``select`` are the rules of the terminal tables (:mod:`sheafdeq.training.selection`), so that both
-    show the same numbers. ``configuration`` gives a record's configuration as today's ``sheafdeq train`` reads it. Explorer
-    pages that stand in ``out/explore`` are linked.
+    ``summarise`` and ``select`` are the rules of the terminal tables
+    (:mod:`sheafdeq.training.selection`), so that both show the same numbers. ``configuration``
+    gives a record's configuration as today's ``sheafdeq train`` reads it. Explorer pages that stand
+    in ``out/explore`` are linked.
     """
     folder = prepare_folder(out)
     made = environment()
@@ -124,7 +143,10 @@ def build_site(
             explorer = folder / "explore" / f"{page_name(record.id)}.html"
             runs.append(_Run(record, summary, about.get(record.id, _About()), explorer.is_file()))
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            text = f"the record is sealed but does not say what a run says ({type(error).__name__}: {error})"
+            text = (
+                "the record is sealed but does not say what a run says "
+                f"({type(error).__name__}: {error})"
+            )
             excluded.append(f"run {clip(record.id, 16)}: {text}")
     summaries = summarise(run.record for run in runs)
     shown_tables = _tables(summaries, select, collection, parameters)
@@ -142,7 +164,10 @@ def build_site(
         _write(folder / "runs" / f"{name}.html", page.render(run=run, root="../", title=run.label))
         files += 3
     facts = _facts(runs)
-    _write(folder / "data" / "index.js", f"sheafdeqIndex({script_json([run.index for run in runs])});\n")
+    _write(
+        folder / "data" / "index.js",
+        f"sheafdeqIndex({script_json([run.index for run in runs])});\n",
+    )
     overview = made.get_template("overview.html").render(
         root="",
         title="Overview",
@@ -156,7 +181,9 @@ def build_site(
         explorers=[run for run in runs if run.explorer],
     )
     _write(folder / "index.html", overview)
-    _write(folder / "compare.html", made.get_template("compare.html").render(root="", title="Compare"))
+    _write(
+        folder / "compare.html", made.get_template("compare.html").render(root="", title="Compare")
+    )
     return Site(folder, len(runs), files + 4 + len(ASSETS), tuple(excluded))
 
 
@@ -170,17 +197,22 @@ def _toml(record: RunRecord, configuration: Configuration) -> str:
 
 
 def prepare_folder(out: str | Path) -> Path:
-    """An empty folder marked as ours, or one of ours with the pages of last time removed; anything else is refused."""
+    """An empty folder marked as ours, or one of ours with the pages of last time removed; anything
+    else is refused."""
     folder = Path(out)
     if folder.exists():
         if not folder.is_dir():
             raise InputError(f"{folder}: a file of this name exists; give another folder by --out")
         if any(folder.iterdir()) and not (folder / MARKER).is_file():
-            raise InputError(f"{folder}: not empty and not made by `sheafdeq report`; give another folder by --out")
+            raise InputError(
+                f"{folder}: not empty and not made by `sheafdeq report`; give "
+                "another folder by --out"
+            )
         for name in ("runs", "data", "configs"):
             shutil.rmtree(folder / name, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / MARKER, "made by `sheafdeq report`; may be made again\n")  # first: a killed report may be made again, too
+    # first: a killed report may be made again, too
+    _write(folder / MARKER, "made by `sheafdeq report`; may be made again\n")
     for name in ("runs", "data", "configs"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     return folder
@@ -236,7 +268,9 @@ class _Run:
                 "words": certificate_sentences(certificate),
             }
             for payload in about.certificates
-            for certificate in ({**payload["certificate"], "verdict": verdict_of(payload["certificate"])},)
+            for certificate in (
+                {**payload["certificate"], "verdict": verdict_of(payload["certificate"])},
+            )
         ]
         self.sentences = run_sentences(record, self.diagnostics)
         self.charts = charts_of(record, self.diagnostics, self.staleness)
@@ -247,16 +281,28 @@ class _Run:
     def verdict(self) -> str:
         """The strongest thing that is proved: refuted before certified before nothing."""
         verdicts = [str(certificate["verdict"]) for certificate in self.certificates]
-        return next((verdict for verdict in ("refuted", "certified", "two candidates", "not certified") if verdict in verdicts), "")
+        return next(
+            (
+                verdict
+                for verdict in ("refuted", "certified", "two candidates", "not certified")
+                if verdict in verdicts
+            ),
+            "",
+        )
 
     @property
     def trust(self) -> dict[str, Any] | None:
-        """Residual and score at the end of continued iteration from the default start, if that was recorded."""
+        """Residual and score at the end of continued iteration from the default start, if that was
+        recorded."""
         for payload in self.diagnostics:
             trajectory = payload["continued"]["trajectories"][0]
             update, score = trajectory.get("update") or [None], trajectory.get("score") or [None]
             if isinstance(update[-1], int | float) and isinstance(score[-1], int | float):
-                return {"residual": update[-1], "score": score[-1], "iterations": payload["continued"]["iterations"]}
+                return {
+                    "residual": update[-1],
+                    "score": score[-1],
+                    "iterations": payload["continued"]["iterations"],
+                }
         return None
 
     @property
@@ -304,7 +350,9 @@ def _starts(payload: Mapping[str, Any]) -> dict[str, Any]:
     """A table of the starts of one diagnose record."""
     continued = payload["continued"]
     agreement = continued["agreement"]
-    group_of = {start: place for place, group in enumerate(agreement["groups"], 1) for start in group}
+    group_of = {
+        start: place for place, group in enumerate(agreement["groups"], 1) for start in group
+    }
     same = dict(zip(agreement["starts"], agreement["same_prediction"] or [], strict=False))
     rows = []
     for trajectory in continued["trajectories"]:
@@ -341,14 +389,24 @@ def _facts(runs: Sequence[_Run]) -> list[tuple[str, str]]:
     """The first line of the overview."""
     verdicts = [run.verdict for run in runs]
     recurrent = [run for run in runs if run.record.solves is not None]
-    seconds = sum(value for run in runs if (value := _finite(run.record.timing.get("wall_seconds"))) is not None)
+    seconds = sum(
+        value
+        for run in runs
+        if (value := _finite(run.record.timing.get("wall_seconds"))) is not None
+    )
     return [
         ("runs", f"{len(runs):,}"),
         ("models", str(len({run.record.model.name for run in runs}))),
         ("tasks", str(len({run.record.task.title for run in runs}))),
-        ("at rest when read out", f"{sum(run.settled == 'converged' for run in recurrent)} of {len(recurrent)}"),
+        (
+            "at rest when read out",
+            f"{sum(run.settled == 'converged' for run in recurrent)} of {len(recurrent)}",
+        ),
         ("certified", str(verdicts.count("certified"))),
-        ("refuted, two candidates", f"{verdicts.count('refuted')}, {verdicts.count('two candidates')}"),
+        (
+            "refuted, two candidates",
+            f"{verdicts.count('refuted')}, {verdicts.count('two candidates')}",
+        ),
         ("training time", duration(seconds)),
     ]
 
@@ -360,7 +418,10 @@ def _tables(
     fresh = collection.fresh_scores()
     made = [
         ("community", tables.paper_table("community", summaries, select, fresh=fresh)),
-        ("community-full", tables.paper_table("community", summaries, select, full=True, fresh=fresh)),
+        (
+            "community-full",
+            tables.paper_table("community", summaries, select, full=True, fresh=fresh),
+        ),
         ("distributed", tables.paper_table("distributed", summaries, select, fresh=fresh)),
         ("staleness", tables.staleness_table(collection.studies, full=True)),
         ("all", tables.overview_table(summaries, select)),
@@ -371,12 +432,15 @@ def _tables(
 
 
 def _has_ours(table: Table) -> bool:
-    ours = (row for row in table.rows if row.source != "paper" and row.title != "constant predictor")
+    ours = (
+        row for row in table.rows if row.source != "paper" and row.title != "constant predictor"
+    )
     return any(cell.spread is not None for row in ours for cell in row.cells)
 
 
 def _page_table(table: Table, name: str, known: set[str]) -> dict[str, Any]:
-    """A table as the template takes it: rows of one model are a group that sorting keeps together."""
+    """A table as the template takes it: rows of one model are a group that sorting keeps
+    together."""
     groups: list[dict[str, Any]] = []
     for row in table.rows:
         if row.title or not groups:
@@ -387,18 +451,19 @@ def _page_table(table: Table, name: str, known: set[str]) -> dict[str, Any]:
         group["lines"] = [
             {
                 "source": row.source,
-                "cells": [
-                    _page_cell(cell, known)
-                    for cell in row.cells
-                ],
+                "cells": [_page_cell(cell, known) for cell in row.cells],
             }
             for row in group["rows"]
         ]
-        group["empty"] = not any(cell.spread for row in group["rows"] if row is not paper for cell in row.cells)
+        group["empty"] = not any(
+            cell.spread for row in group["rows"] if row is not paper for cell in row.cells
+        )
     return {
         "name": name,
         "title": clip(table.title),
-        "columns": [{"title": clip(title, 120), "level": _level_of(title)} for title in table.columns],
+        "columns": [
+            {"title": clip(title, 120), "level": _level_of(title)} for title in table.columns
+        ],
         "groups": groups,
         "notes": [clip(note, 2000) for note in table.notes],
         "sources": any(row.source for row in table.rows),
@@ -412,7 +477,11 @@ def _level_of(title: str) -> str:
 
 def _page_cell(cell: Cell, known: set[str]) -> dict[str, Any]:
     runs = [page_name(run) for run in cell.runs if run in known]
-    href = "" if not runs else (f"runs/{runs[0]}.html" if len(runs) == 1 else f"compare.html#{','.join(runs)}")
+    href = (
+        ""
+        if not runs
+        else (f"runs/{runs[0]}.html" if len(runs) == 1 else f"compare.html#{','.join(runs)}")
+    )
     middle, spread = cell.absent, ""
     if cell.spread is not None:
         middle, low, high = (format(value, cell.form) for value in cell.spread)

@@ -1,4 +1,5 @@
-"""Records in words: numbers, durations, solver statuses, certificates, and the configuration file that repeats a run."""
+"""Records in words: numbers, durations, solver statuses, certificates, and the configuration file
+that repeats a run."""
 
 from __future__ import annotations
 
@@ -39,7 +40,11 @@ def number(value: Any, form: str = ".4g") -> str:
 
 def duration(seconds: Any) -> str:
     """Seconds, minutes or hours."""
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not math.isfinite(seconds):
+    if (
+        isinstance(seconds, bool)
+        or not isinstance(seconds, int | float)
+        or not math.isfinite(seconds)
+    ):
         return "–"
     if seconds < 90:
         return f"{seconds:.0f} s"
@@ -62,18 +67,28 @@ def option_text(options: Mapping[str, Any]) -> str:
 
 def run_sentences(record: RunRecord, diagnostics: Sequence[Mapping[str, Any]]) -> list[str]:
     """The run in a few sentences: how good, did it settle, do its starts agree."""
-    sentences = [f"Test {record.task.score} {number(record.scores.get('test'))}, validation {number(record.best.validation)}."]
+    sentences = [
+        f"Test {record.task.score} {number(record.scores.get('test'))}, validation "
+        f"{number(record.best.validation)}."
+    ]
     solves = record.solves
     if solves is None:
         sentences.append("A feed-forward network: there is nothing to settle.")
     elif set(solves.final) == {"converged"}:
-        sentences.append("Every solve of the final evaluation converged: its residual was measured within tolerance.")
+        sentences.append(
+            "Every solve of the final evaluation converged: its residual was "
+            "measured within tolerance."
+        )
     else:
         total, settled = sum(solves.final.values()), solves.final.get("converged", 0)
         sentences.append(
             f"Read out after {solves.steps} steps with {settled} of {total} graphs at rest "
             f"(largest residual {number(solves.residual, '.3g')})"
-            + (", although its solver promises convergence." if solves.to_tolerance else ", as it was trained to be.")
+            + (
+                ", although its solver promises convergence."
+                if solves.to_tolerance
+                else ", as it was trained to be."
+            )
         )
     for payload in diagnostics:
         continued = payload.get("continued") or {}
@@ -83,7 +98,10 @@ def run_sentences(record: RunRecord, diagnostics: Sequence[Mapping[str, Any]]) -
         what = "Continued iteration" + (f" ({clip(label)})" if label else "")
         if len(starts) > 1:
             ends = "one state" if len(groups) == 1 else f"{len(groups)} different states"
-            sentences.append(f"{what}: {len(starts)} starts end in {ends} after {continued.get('iterations')} iterations.")
+            sentences.append(
+                f"{what}: {len(starts)} starts end in {ends} after "
+                f"{continued.get('iterations')} iterations."
+            )
     return sentences
 
 
@@ -92,17 +110,22 @@ def certificate_sentences(certificate: Mapping[str, Any]) -> list[str]:
     verdict, rate = certificate.get("verdict"), certificate.get("rate")
     if verdict == "certified":
         words = [
-            f"Proved: one step shrinks distances at least by the factor {number(rate, '.6g')}, measured in "
+            f"Proved: one step shrinks distances at least by the factor {number(rate, '.6g')}, "
+            "measured in "
             f"{clip(certificate.get('metric'))}.",
             f"Where: {clip(certificate.get('domain'))}.",
         ]
         if certificate.get("level") == "ball":
             words.append(
-                f"Starts within Thompson distance {number(certificate.get('radius'), '.3g')} of the reached state are led to the one "
+                f"Starts within Thompson distance {number(certificate.get('radius'), '.3g')} of "
+                "the reached state are led to the one "
                 "equilibrium there. Nothing is said of others."
             )
         else:
-            words.append("So there is exactly one equilibrium, and iteration reaches it from every such start.")
+            words.append(
+                "So there is exactly one equilibrium, and iteration reaches it from "
+                "every such start."
+            )
         words.append(
             "Nodes may compute with old messages of any bounded age."
             if certificate.get("delays")
@@ -110,27 +133,36 @@ def certificate_sentences(certificate: Mapping[str, Any]) -> list[str]:
         )
     elif verdict == "refuted":
         witness = certificate.get("witness") or {}
-        kind = "Proved" if witness.get("proved") else "Found numerically, without an existence proof"
+        kind = (
+            "Proved" if witness.get("proved") else ("Found numerically, without an existence proof")
+        )
         words = [
-            f"{kind}: two different equilibria, at Thompson distance {number(witness.get('distance'))} of each other.",
+            f"{kind}: two different equilibria, at Thompson distance "
+            f"{number(witness.get('distance'))} of each other.",
             "Which one is reached depends on the start.",
         ]
     elif verdict == "two candidates":
         words = [
-            "Two different states with residuals at the limit of rounding were found. That two equilibria exist is not proved."
+            "Two different states with residuals at the limit of rounding were found. That two "
+            "equilibria exist is not proved."
         ]
     else:
-        words = ["Nothing is proved, and no second equilibrium was found. This says nothing about the model either way."]
+        words = [
+            "Nothing is proved, and no second equilibrium was found. This says nothing about "
+            "the model either way."
+        ]
     if certificate.get("grounds"):
         words.append(f"Grounds: {clip(certificate['grounds'])}.")
     return words
 
 
-# ---------------------------------------------------------------------- the configuration, to run again
+# ---------------------------------------------------------------------- the configuration, to run
+# again
 
 
 def toml_of(config: Mapping[str, Any]) -> str:
-    """A TOML file that ``sheafdeq train --config`` reads back to the same configuration (absent values are left out)."""
+    """A TOML file that ``sheafdeq train --config`` reads back to the same configuration (absent
+    values are left out)."""
     lines: list[str] = []
     _table(lines, config, ())
     return "\n".join(lines) + "\n"
@@ -140,13 +172,19 @@ def _table(lines: list[str], values: Mapping[str, Any], path: tuple[str, ...]) -
     nested = {key: value for key, value in values.items() if isinstance(value, Mapping)}
     if path:
         lines += ["", f"[{'.'.join(_key(part) for part in path)}]"]
-    lines.extend(f"{_key(key)} = {_value(value)}" for key, value in values.items() if key not in nested and value is not None)
+    lines.extend(
+        f"{_key(key)} = {_value(value)}"
+        for key, value in values.items()
+        if key not in nested and value is not None
+    )
     for key, value in nested.items():
         _table(lines, value, (*path, key))
 
 
 def _key(key: str) -> str:
-    bare = key and all(character.isascii() and (character.isalnum() or character in "-_") for character in key)
+    bare = key and all(
+        character.isascii() and (character.isalnum() or character in "-_") for character in key
+    )
     return key if bare else _value(key)
 
 
@@ -158,7 +196,8 @@ def _value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(_value(entry) for entry in value if entry is not None)}]"
     if isinstance(value, str):
-        # JSON text is TOML text, except that DEL must be escaped and half a surrogate pair has no place in either
+        # JSON text is TOML text, except that DEL must be escaped and half a surrogate pair has no
+        # place in either
         text = value.encode("utf-8", "replace").decode("utf-8")
         return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
     return json.dumps(value)

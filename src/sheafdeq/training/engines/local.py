@@ -1,8 +1,9 @@
 """The default engine: worker processes on this machine, no daemon, nothing to install.
 
-Workers choose runs themselves by locking them, so the driver only keeps the right number alive. A worker that is killed is
-replaced, and the run it held is resumed from its last saved state; workers whose driver was killed stop at their next epoch, and
-the next driver removes the plan they worked by. A store that cannot be written (full, gone, read-only) ends the sweep with its reason.
+Workers choose runs themselves by locking them, so the driver only keeps the right number alive. A
+worker that is killed is replaced, and the run it held is resumed from its last saved state; workers
+whose driver was killed stop at their next epoch, and the next driver removes the plan they worked
+by. A store that cannot be written (full, gone, read-only) ends the sweep with its reason.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from sheafdeq.training.sweep import Budget, Entry, deadline_of
 
 __all__ = ["planned", "run_local", "unfinished"]
 
-CRASH_LIMIT = 10  # a run whose worker dies this often under one driver is given up (out of memory, say)
+# a run whose worker dies this often under one driver is given up (out of memory, say)
+CRASH_LIMIT = 10
 ABANDONED_SECONDS = 7 * 86400.0
 
 
@@ -39,11 +41,15 @@ def run_local(
     checkpoint_seconds: float = 30.0,
     tell: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Carry out the plan with ``jobs`` worker processes; returns when nothing is left or the budget is spent."""
+    """Carry out the plan with ``jobs`` worker processes; returns when nothing is left or the budget
+    is spent."""
     if jobs < 1:
         raise InputError(f"jobs must be at least 1, got {jobs}")
     if jobs > 1 and not locks_wanted():
-        raise UsageError(f"{LOCKS_VARIABLE}=off: nothing keeps {jobs} workers from one run; use --jobs 1 and --shard I/N")
+        raise UsageError(
+            f"{LOCKS_VARIABLE}=off: nothing keeps {jobs} workers from one run; use "
+            "--jobs 1 and --shard I/N"
+        )
     budget = budget or Budget()
     with planned(store) as (invocation, plan, counter):
         with store.guarded():
@@ -68,16 +74,21 @@ def run_local(
 
 @contextlib.contextmanager
 def planned(store: RunStore) -> Iterator[tuple[str, Path, Path]]:
-    """(name of this invocation, path of its plan, path of its epoch counter); both are removed at the end.
+    """(name of this invocation, path of its plan, path of its epoch counter); both are removed at
+    the end.
 
-    The driver holds a lock beside them, so that what a killed one left is known and removed by the next.
+    The driver holds a lock beside them, so that what a killed one left is known and removed by the
+    next.
     """
     folder = store.folder(".plans")
     for path in folder.glob("*.lock"):
         if locks_wanted() and not store.locked(path):
             _remove(folder, path.stem)
     for path in folder.glob("*.json"):  # left by versions that did not lock their plans
-        if not path.with_suffix(".lock").exists() and time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
+        if (
+            not path.with_suffix(".lock").exists()
+            and time.time() - path.stat().st_mtime > ABANDONED_SECONDS
+        ):
             _remove(folder, path.stem)
     invocation = uuid.uuid4().hex
     claim = store.lock(folder / f"{invocation}.lock")
@@ -122,7 +133,11 @@ class _Crew:
             self._start()
         while self.workers:
             time.sleep(0.1)
-            for run_id in [run_id for run_id in left if store.finished(run_id) or self._given_up(store, run_id, invocation)]:
+            for run_id in [
+                run_id
+                for run_id in left
+                if store.finished(run_id) or self._given_up(store, run_id, invocation)
+            ]:
                 del left[run_id]
             if total - len(left) != announced:
                 announced = total - len(left)
@@ -142,24 +157,42 @@ class _Crew:
         # A session of its own: Ctrl-C reaches the driver alone, which passes it on once.
         environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
         command = [sys.executable, "-m", "sheafdeq.training.engines.worker", str(self.plan)]
-        worker = subprocess.Popen(command, start_new_session=True, env=environment, stdin=subprocess.DEVNULL)
+        worker = subprocess.Popen(
+            command, start_new_session=True, env=environment, stdin=subprocess.DEVNULL
+        )
         self.workers.append(worker)
-        if self.signal is not None:  # it came while the worker was being made, so it was not passed on to it
+        # it came while the worker was being made, so it was not passed on to it
+        if self.signal is not None:
             worker.send_signal(signal.SIGTERM)
 
-    def _note_crash(self, worker: subprocess.Popen[bytes], entries: list[Entry], store: RunStore, invocation: str) -> None:
+    def _note_crash(
+        self,
+        worker: subprocess.Popen[bytes],
+        entries: list[Entry],
+        store: RunStore,
+        invocation: str,
+    ) -> None:
         if worker.returncode == EXIT_STORE:
             store.probe()
             if not self.plan.is_file():
-                raise StoreError(f"the plan of this sweep has vanished from the run store {store.root}: start the sweep again")
+                raise StoreError(
+                    "the plan of this sweep has vanished from the run store "
+                    f"{store.root}: start the sweep again"
+                )
         self.tell(f"a worker ended with code {worker.returncode}; starting another")
-        held = [entry for entry in entries if entry.identity is not None and store.holder(entry.identity.id) == worker.pid]
+        held = [
+            entry
+            for entry in entries
+            if entry.identity is not None and store.holder(entry.identity.id) == worker.pid
+        ]
         if not held:  # before it had a run, or after it had let go of one
             self.crashes[""] = self.crashes.get("", 0) + 1
             if self.crashes[""] >= CRASH_LIMIT:
                 raise StoreError(
-                    f"{CRASH_LIMIT} workers died outside any run (last code {worker.returncode}); their messages are above. "
-                    f"Nothing finished in {store.root} is lost: mend the cause and start the sweep again"
+                    f"{CRASH_LIMIT} workers died outside any run (last code {worker.returncode}); "
+                    "their messages are above. "
+                    f"Nothing finished in {store.root} is lost: mend the cause and start the "
+                    "sweep again"
                 )
         for entry in held:
             assert entry.identity is not None
@@ -169,7 +202,8 @@ class _Crew:
                 store.fail(
                     run_id,
                     run=entry.config.title,
-                    error=f"the worker process died {CRASH_LIMIT} times in this run (last code {worker.returncode})",
+                    error=f"the worker process died {CRASH_LIMIT} times in this run (last code "
+                    f"{worker.returncode})",
                     traceback="",
                     invocation=invocation,
                     time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -189,7 +223,8 @@ class _Crew:
                     worker.send_signal(signal.SIGTERM)
 
         previous = {}
-        with contextlib.suppress(ValueError):  # not in the main thread: the caller deals with signals
+        # not in the main thread: the caller deals with signals
+        with contextlib.suppress(ValueError):
             for number in (signal.SIGINT, signal.SIGTERM):
                 previous[number] = signal.signal(number, forward)
         try:

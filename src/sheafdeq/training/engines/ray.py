@@ -1,14 +1,16 @@
 """The engine for many machines: Ray core tasks over the same run store.
 
-Ray promises that a task runs at least once; the store makes that exactly once. The store must be a folder all machines see. Each
-run is one task with ``max_retries=-1``, so a killed worker or a lost node only means that its runs start again elsewhere, from
-their last saved state.
+Ray promises that a task runs at least once; the store makes that exactly once. The store must be a
+folder all machines see. Each run is one task with ``max_retries=-1``, so a killed worker or a lost
+node only means that its runs start again elsewhere, from their last saved state.
 
-Precautions: the cluster this engine starts listens on the loopback interface alone, with a token in a file only its owner reads
-(0600), without dashboard and usage statistics. To let other machines join, start a cluster yourself and give ``--ray-address``, or set
-``RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=1``, Ray's own switch for listening on all interfaces. ``OMP_NUM_THREADS`` is fixed for the workers
-(Ray would set it from ``num_cpus``), because the thread count is part of a run's identity. Machines do not share a clock, so the driver
-ends a time budget for all of them.
+Precautions: the cluster this engine starts listens on the loopback interface alone, with a token in
+a file only its owner reads
+(0600), without dashboard and usage statistics. To let other machines join, start a cluster yourself
+and give ``--ray-address``, or set ``RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=1``, Ray's own switch for
+listening on all interfaces. ``OMP_NUM_THREADS`` is fixed for the workers (Ray would set it from
+``num_cpus``), because the thread count is part of a run's identity. Machines do not share a clock,
+so the driver ends a time budget for all of them.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ from sheafdeq.training.version import CODE_VERSION_VARIABLE
 __all__ = ["run_ray"]
 
 LISTEN_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Ray's switch between the loopback interface (0, its own choice on Windows and macOS) and all interfaces (1)."""
+"""Ray's switch between the loopback interface (0, its own choice on Windows and macOS) and all
+interfaces (1)."""
 
 STORE_FAILED = "store: "
 
@@ -50,11 +53,15 @@ def run_ray(
     tell: Callable[[str], None] = lambda line: None,
     address: str | None = None,
 ) -> None:
-    """Carry out the plan on a Ray cluster: the one at ``address``, or one started here with ``jobs`` CPUs."""
+    """Carry out the plan on a Ray cluster: the one at ``address``, or one started here with
+    ``jobs`` CPUs."""
     if jobs < 1:
         raise InputError(f"jobs must be at least 1, got {jobs}")
     if jobs > 1 and not locks_wanted():
-        raise UsageError(f"{LOCKS_VARIABLE}=off: nothing keeps {jobs} workers from one run; use --jobs 1 and --shard I/N")
+        raise UsageError(
+            f"{LOCKS_VARIABLE}=off: nothing keeps {jobs} workers from one run; use "
+            "--jobs 1 and --shard I/N"
+        )
     ray = _import_ray()
     budget = budget or Budget()
     with planned(RunStore(store.root.resolve())) as (invocation, plan, counter):
@@ -86,10 +93,14 @@ def _carry_out(
     stop: Path,
     tell: Callable[[str], None],
 ) -> None:
-    # One run a CPU; a run that comes back busy is held by a process that is still dying, and is tried again.
+    # One run a CPU; a run that comes back busy is held by a process that is still dying, and is
+    # tried again.
     task = ray.remote(num_cpus=1, max_retries=-1, retry_exceptions=False)(_run_one)
     waiting = list(unfinished(entries, store).values())
-    futures = {task.remote(entry.config.payload(), vars(entry.identity), settings): entry for entry in waiting}
+    futures = {
+        task.remote(entry.config.payload(), vars(entry.identity), settings): entry
+        for entry in waiting
+    }
     total, finished = len(entries), len(entries) - len(waiting)
     tell(f"{finished}/{total} runs finished or failed")
     while futures:
@@ -121,14 +132,16 @@ def _run_one(config: dict[str, Any], identity: dict[str, Any], settings: dict[st
             return "suspended"
         entry = Entry(TrainingConfig.parse(config), Identity(**identity))
         store = RunStore(settings["store"])
-        return attempt(entry, store, settings["invocation"], limits, "ray", settings["checkpoint_seconds"])
+        return attempt(
+            entry, store, settings["invocation"], limits, "ray", settings["checkpoint_seconds"]
+        )
     except StoreError as error:  # sent as text: another machine may not know the class
         return f"{STORE_FAILED}{error}"
 
 
 def _import_ray() -> Any:
-    # Ray's core reads its settings once, when it is imported: a later switch would start a cluster that refuses its own driver,
-    # or one that listens everywhere.
+    # Ray's core reads its settings once, when it is imported: a later switch would start a cluster
+    # that refuses its own driver, or one that listens everywhere.
     too_late = "ray" in sys.modules and not {"RAY_AUTH_MODE", LISTEN_VARIABLE} <= set(os.environ)
     made = [name for name in ("RAY_AUTH_MODE", LISTEN_VARIABLE) if name not in os.environ]
     os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -137,13 +150,17 @@ def _import_ray() -> Any:
     try:
         import ray
     except ImportError as error:
-        raise UsageError("--engine ray needs Ray: install sheafdeq[ray], or use --engine local") from error
+        raise UsageError(
+            "--engine ray needs Ray: install sheafdeq[ray], or use --engine local"
+        ) from error
     if too_late and not ray.is_initialized():
         for name in made:
             del os.environ[name]
         raise UsageError(
-            f"ray was imported before RAY_AUTH_MODE and {LISTEN_VARIABLE} were set, so it cannot start a cluster with a token "
-            f"on the loopback interface: set RAY_AUTH_MODE=token and {LISTEN_VARIABLE}=0 before importing ray, or call "
+            f"ray was imported before RAY_AUTH_MODE and {LISTEN_VARIABLE} were set, so it cannot "
+            "start a cluster with a token "
+            f"on the loopback interface: set RAY_AUTH_MODE=token and {LISTEN_VARIABLE}=0 before "
+            "importing ray, or call "
             "ray.init() yourself first"
         )
     return ray
@@ -154,7 +171,11 @@ def _start(ray: Any, jobs: int, address: str | None) -> None:
     for name in (CODE_VERSION_VARIABLE, LOCKS_VARIABLE):
         if name in os.environ:
             variables[name] = os.environ[name]
-    options: dict[str, Any] = {"runtime_env": {"env_vars": variables}, "log_to_driver": False, "logging_level": "ERROR"}
+    options: dict[str, Any] = {
+        "runtime_env": {"env_vars": variables},
+        "log_to_driver": False,
+        "logging_level": "ERROR",
+    }
     if address is not None:
         ray.init(address=address, **options)
         return
@@ -164,19 +185,23 @@ def _start(ray: Any, jobs: int, address: str | None) -> None:
     if os.environ[LISTEN_VARIABLE] == "0" and not ipaddress.ip_address(where).is_loopback:
         ray.shutdown()
         raise UsageError(
-            f"this version of Ray ({ray.__version__}) listens on {where} instead of the loopback interface: "
+            f"this version of Ray ({ray.__version__}) listens on {where} instead of the loopback "
+            "interface: "
             "start a cluster yourself and give --ray-address, or use --engine local"
         )
 
 
 def _private_token() -> None:
-    """Make the token Ray would make, but readable by its owner alone; one that is there already is closed to others."""
+    """Make the token Ray would make, but readable by its owner alone; one that is there already is
+    closed to others."""
     if os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH"):
         return
     path = Path.home() / ".ray" / "auth_token"
     path.parent.mkdir(mode=0o700, exist_ok=True)
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        descriptor = os.open(
+            path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600
+        )
     except FileExistsError:
         found = path.lstat()
         if stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid() and found.st_mode & 0o077:

@@ -1,6 +1,7 @@
 """A worker process: takes runs nobody holds, computes them, and leaves when nothing is left.
 
-Started by the local engine as ``python -m sheafdeq.training.engines.worker PLAN``. The plan is a sealed JSON file.
+Started by the local engine as ``python -m sheafdeq.training.engines.worker PLAN``. The plan is a
+sealed JSON file.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ EXIT_STORE = 4  # the run store cannot be used; the reason is on standard error
 
 
 class Limits:
-    """When a worker must stop between two epochs: the budget is spent, somebody said so, or the driver is gone.
+    """When a worker must stop between two epochs: the budget is spent, somebody said so, or the
+    driver is gone.
 
-    Epochs are counted over all workers as the size of one file that each appends a byte to. ``deadline`` is a moment of
-    ``time.monotonic`` on this machine; a driver elsewhere makes the file ``stop`` when the time is up.
+    Epochs are counted over all workers as the size of one file that each appends a byte to.
+    ``deadline`` is a moment of ``time.monotonic`` on this machine; a driver elsewhere makes the
+    file ``stop`` when the time is up.
     """
 
     def __init__(
@@ -49,7 +52,11 @@ class Limits:
         self.parent = parent
         self.stop = stop
         self.signal: str | None = None
-        self._counter = os.open(counter, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644) if counter is not None else None
+        self._counter = (
+            os.open(counter, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            if counter is not None
+            else None
+        )
 
     def listen(self) -> None:
         """From now on SIGTERM ends the work between two epochs, also between two runs."""
@@ -69,7 +76,11 @@ class Limits:
             return "the time budget is spent"
         if self.stop is not None and self.stop.exists():
             return "the time budget is spent"
-        if self.epochs is not None and self._counter is not None and os.fstat(self._counter).st_size >= self.epochs:
+        if (
+            self.epochs is not None
+            and self._counter is not None
+            and os.fstat(self._counter).st_size >= self.epochs
+        ):
             return "the epoch budget is spent"
         return None
 
@@ -88,7 +99,8 @@ def attempt(
     engine: str,
     checkpoint_seconds: float,
 ) -> str:
-    """Try to finish one run: ``done``, ``busy`` (another process has it), ``failed`` (recorded) or ``suspended``.
+    """Try to finish one run: ``done``, ``busy`` (another process has it), ``failed`` (recorded) or
+    ``suspended``.
 
     :class:`StoreError` passes through: a full disk is no property of the run.
     """
@@ -109,7 +121,8 @@ def attempt(
         return "suspended"
     except StoreError:  # not this run's fault, and its failure could not be recorded either
         raise
-    except Exception as error:  # one failed run never stops the sweep; the error text is kept and the run retried next time
+    except Exception as error:
+        # One failed run never stops the sweep; the text is kept and the run retried next time.
         store.fail(
             entry.identity.id,
             run=entry.config.title,
@@ -124,7 +137,9 @@ def attempt(
 def write_plan(path: Path, entries: list[Entry], **settings: Any) -> None:
     """What the workers read."""
     runs = [
-        {"config": entry.config.payload(), "identity": vars(entry.identity)} for entry in entries if entry.identity is not None
+        {"config": entry.config.payload(), "identity": vars(entry.identity)}
+        for entry in entries
+        if entry.identity is not None
     ]
     write_sealed(path, {"runs": runs, **settings})
 
@@ -132,7 +147,10 @@ def write_plan(path: Path, entries: list[Entry], **settings: Any) -> None:
 def read_plan(path: Path) -> tuple[list[Entry], dict[str, Any]]:
     """Entries and settings of a plan."""
     plan = read_sealed(path)
-    entries = [Entry(TrainingConfig.parse(run["config"]), Identity(**run["identity"])) for run in plan.pop("runs")]
+    entries = [
+        Entry(TrainingConfig.parse(run["config"]), Identity(**run["identity"]))
+        for run in plan.pop("runs")
+    ]
     return entries, plan
 
 
@@ -162,7 +180,9 @@ def _work(path: str) -> int:
                 continue
             if limits.reason() is not None:
                 return EXIT_SUSPENDED
-            result = attempt(entry, store, plan["invocation"], limits, "local", plan["checkpoint_seconds"])
+            result = attempt(
+                entry, store, plan["invocation"], limits, "local", plan["checkpoint_seconds"]
+            )
             if result == "suspended":
                 return EXIT_SUSPENDED
             waiting = waiting or result == "busy"
