@@ -2,8 +2,8 @@
 random moments.
 
     python benchmarks/crash_commands.py --kills 3 --operations 12 --out results/crash_safety
-    python benchmarks/crash_commands.py --commands train certify --broken      # a writer that is
-    broken on purpose: must be caught
+    # a writer that is broken on purpose: must be caught
+    python benchmarks/crash_commands.py --commands train certify --broken
 
 Each command runs in a forked child of this process (the libraries are loaded once). First
 undisturbed, which gives the files to expect and the number N of file operations (rename, replace,

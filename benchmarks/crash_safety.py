@@ -3,8 +3,8 @@ an undisturbed sweep.
 
     python benchmarks/crash_safety.py --engine local --kills 100 --out results/crash_safety
     python benchmarks/crash_safety.py --engine ray --kills 100 --out results/crash_safety
-    python benchmarks/crash_safety.py --nodes --out results/crash_safety      # one of three local
-    Ray nodes killed mid-sweep
+    # one of three local Ray nodes killed mid-sweep
+    python benchmarks/crash_safety.py --nodes --out results/crash_safety
 
 The grid is 60 real trainings of about a second. Every kill hits, at a random moment, a worker or
 the driver (only processes this script started); a dead driver is started again. When a sweep

@@ -1,10 +1,12 @@
 """What many workers do: deaths, staleness, one slow machine, and a graph of a million nodes.
 
-    python benchmarks/distributed.py kills --run RUN --count 100 --out
-    results/distributed/kills-cascade.json python benchmarks/distributed.py staleness --run RUN
-    --out results/distributed/staleness-cascade.json python benchmarks/distributed.py slow --runs
-    RUN RUN ... --out results/distributed/slow.json python benchmarks/distributed.py scale --run RUN
-    --nodes 1080000 --parts 1 2 4 8 --out results/distributed/scale.json
+    python benchmarks/distributed.py kills --run RUN --count 100 --out \
+        results/distributed/kills-cascade.json
+    python benchmarks/distributed.py staleness --run RUN --out \
+        results/distributed/staleness-cascade.json
+    python benchmarks/distributed.py slow --runs RUN RUN ... --out results/distributed/slow.json
+    python benchmarks/distributed.py scale --run RUN --nodes 1080000 --parts 1 2 4 8 --out \
+        results/distributed/scale.json
 
 Every command writes one sealed record. Seconds depend on what else the machine does; the load is
 written down beside them.

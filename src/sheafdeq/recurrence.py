@@ -3,9 +3,11 @@
 A *recurrence* prepares a graph once, and from then on is one fixed map ``step`` of the state.
 Solver, adjoint, diagnostics, certificates and the asynchronous runtime all examine that same map.
 
-    prepare(graph)               -> context      once for each solve: drive, degrees, constrained
-    weights, dropout masks initial_state(context)       -> (n, c) step(state, context)         ->
-    (n, c)       pure: no randomness, no memory readout(state, context)      -> (n, o)
+    prepare(graph)               -> context   once for each solve: drive, degrees, constrained
+                                 weights, dropout masks
+    initial_state(context)       -> (n, c)
+    step(state, context)         -> (n, c)       pure: no randomness, no memory
+    readout(state, context)      -> (n, o)
 
 A *local* recurrence can also be evaluated with a different, possibly old, source state on every
 edge:

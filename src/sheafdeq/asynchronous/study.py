@@ -12,27 +12,35 @@ reference) or ``finite:K`` (the paper's, K iterations whatever the residual).
 **Record** (JSON, ``schema`` = ``sheafdeq.async/1``), one for each model; all that figures and
 tables read:
 
-=====================
-=================================================================================================
+=====================  =============================================================================
 ``model``              ``{"name", "title", "options"}``; ``run``: identifier of the trained run
-(null for none); ``seed`` ``task``, ``graph``    title of the task; which graph (``test[0]``), with
-``nodes`` and ``edges``; ``dtype`` ``simulation``         ``exact`` (the model's own map with stale
-neighbours) or ``approximate: <why>`` ``reference``          ``{"kind", "steps", "status",
-"residual", "score"}``; status ``converged`` or the reason why not ``work``               mean
-updates a node asked for ``conditions``         list, in the order asked for: ``.update_window``
-s; ``.max_delay``: tau; ``.channel``, ``.sleep``, ``.sleep_slots`` only where used ``.label``
-``(5, 2)`` or ``(5, 2), loss 0.2`` ``.samples``           schedules run; ``.counted``: those whose
-end is finite and did not diverge; only these are summarised ``.d_out``             ``{"median",
-"min", "max"}`` over the counted schedules, null if there is none ``.score``             the same
-for the task's score in its units (accuracy: per cent); null without labels ``.statuses``
-how many schedules ended in which status ``.violations``        breaches of partial asynchronism
-found while running (0 for an admissible schedule) ``.staleness``         ``{"mean", "max",
-"histogram"}`` of the delays that were read, all schedules together ``.trajectories``
-``[{"seed", "status", "residual", "work": [...], "d_out": [...], "score"}]``, points at observed
-work,
+                       (null for none); ``seed``
+``task``, ``graph``    title of the task; which graph (``test[0]``), with ``nodes`` and ``edges``;
+                       ``dtype``
+``simulation``         ``exact`` (the model's own map with stale neighbours) or ``approximate:
+                       <why>``
+``reference``          ``{"kind", "steps", "status", "residual", "score"}``; status ``converged`` or
+                       the reason why not
+``work``               mean updates a node asked for
+``conditions``         list, in the order asked for:
+``.update_window``     s; ``.max_delay``: tau; ``.channel``, ``.sleep``, ``.sleep_slots`` only where
+                       used
+``.label``             ``(5, 2)`` or ``(5, 2), loss 0.2``
+``.samples``           schedules run; ``.counted``: those whose end is finite and did not diverge;
+                       only these are summarised
+``.d_out``             ``{"median", "min", "max"}`` over the counted schedules, null if there is
+                       none
+``.score``             the same for the task's score in its units (accuracy: per cent); null without
+                       labels
+``.statuses``          how many schedules ended in which status
+``.violations``        breaches of partial asynchronism found while running (0 for an admissible
+                       schedule)
+``.staleness``         ``{"mean", "max", "histogram"}`` of the delays that were read, all schedules
+                       together
+``.trajectories``      ``[{"seed", "status", "residual", "work": [...], "d_out": [...], "score"}]``,
+                       points at observed work,
                        never interpolated; the last point is the end of the run
-=====================
-=================================================================================================
+=====================  =============================================================================
 """
 
 from __future__ import annotations

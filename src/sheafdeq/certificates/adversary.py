@@ -3,12 +3,14 @@ of them.
 
     random      the draws of :mod:`.draws`, as they are
     non-finite  one entry of one parameter is NaN or infinite: nothing may be certified or refuted,
-    and the reason is told extreme     parameters and features scaled by 1e-300 to 1e300: an answer,
-    never an exception subclass    a method, an attribute of the object, a submodule or a gate is
-    replaced by another: the rule must not apply;
+                and the reason is told
+    extreme     parameters and features scaled by 1e-300 to 1e300: an answer, never an exception
+    subclass    a method, an attribute of the object, a submodule or a gate is replaced by another:
+                the rule must not apply;
                 or something harmless is: the rule must apply as before
     threshold   members of families whose truth is known on both sides of a threshold, as close to
-    it as floats are float32     a model of single precision, judged in double
+                it as floats are
+    float32     a model of single precision, judged in double
 """
 
 from __future__ import annotations

@@ -6,22 +6,25 @@ entries of level l in its invariant box K^l, D_l its Thompson diameter, and Lamb
 constant of  x -> T^l(x, z)  for x in K^{l-1}, z in K^l.
 
     joint rate     rho in (r, 1) in the Thompson metric with weights  w_1 = 1, w_l = max(1, Lambda_l
-    / (rho - r)) w_{l-1} steps          if level l - 1 stays within  e <= tol (1 - r) / (2
-    Lambda_l),  level l is within tol after
-                   1 + ceil(log(2 D_l / tol) / log(1/r))  more steps           (Theorem 23, "How
-                   many steps")
+                   / (rho - r)) w_{l-1}
+    steps          if level l - 1 stays within  e <= tol (1 - r) / (2 Lambda_l),  level l is within
+                   tol after
+                   1 + ceil(log(2 D_l / tol) / log(1/r))  more steps   (Theorem 23, "How many
+                       steps")
 
 Lambda_l is bounded link by link, for |d log x| <= 1 (norms are Euclidean, Frobenius or spectral;
 every quantity is a bound over K):
 
     LayerNorm      |dz_v|   <= max|gamma| N_v,          N_v = sqrt(c) max(1, mean(X_v) / sqrt(eps))
-    generator      |dA_e|   <= |M| (|S gamma| N_src + |T gamma| N_tgt)
-    (M: source or target half) maps           |dF_e|   <= |dA_e| / softening,      |F_e| <= 1 sheaf
-    |dP_e|   <= w_e (|dF_src| + |dF_tgt|),   |dD_v| <= (2 / deg_v) sum |dF_tgt|,   |P_e| <= w_e,
-    |D_v| <= 1 drive          |dB_v|   <= max_i |A_i gamma| N_v + |dD_v| Y + |dY_v| + sum (|dP_e| Y
-    + w_e |dY_u|),   Y = |W_3||W_4| max|z| gate           |dphi_v| <= s |W_1| (|dD_v| R_v + sum
-    |dP_e| R_u),   R = max column norm of X |W_2|,   s = sup |phi_p| + |phi_g| level          Lambda
-    =  max_v (|dB_v| + |dphi_v|) / (beta - 1)
+    generator      |dA_e|   <= |M| (|S gamma| N_src + |T gamma| N_tgt)   (M: source or target half)
+    maps           |dF_e|   <= |dA_e| / softening,      |F_e| <= 1
+    sheaf          |dP_e|   <= w_e (|dF_src| + |dF_tgt|),   |dD_v| <= (2 / deg_v) sum |dF_tgt|,
+                   |P_e| <= w_e,   |D_v| <= 1
+    drive          |dB_v|   <= max_i |A_i gamma| N_v + |dD_v| Y + |dY_v| + sum (|dP_e| Y + w_e
+                   |dY_u|),   Y = |W_3||W_4| max|z|
+    gate           |dphi_v| <= s |W_1| (|dD_v| R_v + sum |dP_e| R_u),   R = max column norm of X
+                   |W_2|,   s = sup |phi_p| + |phi_g|
+    level          Lambda   =  max_v (|dB_v| + |dphi_v|) / (beta - 1)
 
 The first line holds because  dx^ = (I - 11'/c - x^x^'/c) dx / sqrt(var + eps),  the matrix has norm
 at most one, |dx|^2 <= |x|^2 = c (mean^2 + var), and (mean^2 + var) / (var + eps) <= max(1, mean^2 /

@@ -54,9 +54,8 @@ class Metric:
     block      max over nodes of ||x_v - y_v||_2 / w_v
     euclidean  ||x - y||_2 (no claim about delays follows from it)
     cascade    Thompson's metric of one of ``levels`` column groups, the groups below held equal;
-    jointly every rate above
-               the certified one holds in a Thompson metric whose weights grow with the level
-               (Theorem 23)
+               jointly every rate above the certified one holds in a Thompson metric whose
+               weights grow with the level (Theorem 23)
     """
 
     kind: str
@@ -335,8 +334,8 @@ class Certificate:
             else:
                 lines.append(f"Found: two different states that hardly move, {apart}.")
                 lines.append(
-                    "That two equilibria exist is not proved. Proved is: no rate below "
-                    f"{self.witness.refuted_rate:.12g} holds on all "
+                    "That two equilibria exist is not proved. What is: no rate below "
+                    f"1 - {sum(self.witness.residuals) / self.witness.distance:.2g} holds on all "
                     "states, up to the rounding of the two residuals (Proposition 30b)."
                 )
         else:

@@ -5,14 +5,15 @@ A box is given in log coordinates: |u - centre| <= radius * w entry by entry, u 
 positive weights w. With
 
     z = row-normalised h,   s = W_src z_u + W_tgt z_v + b,   A = W_2 relu(s) + b_2,   F = A /
-    ||A||_F,   y = W_1 h W_2, x_v = y_v - (1/deg_v) sum F_t^T F_t y_v + sum w_e F_t^T F_s y_u,
-    T = tanh(x) + beta + B,
+                            ||A||_F,   y = W_1 h W_2,
+    x_v = y_v - (1/deg_v) sum F_t^T F_t y_v + sum w_e F_t^T F_s y_u,      T = tanh(x) + beta + B,
 
 the chain rule gives d x / d u by factors each of which is enclosed over the box:
 
     d z_a / d u_b = z_a (delta_ab - t_b),  t_b = z_b^p  (one row, p-norm; p = inf: t marks the
-    largest entry), d A = W_2 [s > 0] d s,   d F = (I - F F^T) / ||A||  d A, d x = (direct, through
-    y) + (through F_s) w F_t^T dF_s y_u + (through F_t) ...
+        largest entry),
+    d A = W_2 [s > 0] d s,   d F = (I - F F^T) / ||A||  d A,
+    d x = (direct, through y) + (through F_s) w F_t^T dF_s y_u + (through F_t) ...
 
 Every quantity is bounded twice, by interval evaluation and by the mean value form (value at the
 centre plus slope bound times radius), and the bounds are intersected. Slopes are needed only

@@ -4,11 +4,12 @@ known exactly.
 A draw is a batch of one to four graphs. Every row of a graph follows one of these maps, with
 numbers of its own:
 
-    affine       z <- a z + b                     a from -1 to 1 - 1e-9, or beyond: expanding,
-    cycling rotation     (x, y) <- s R(t) (x, y) + b      complex eigenvalues triangular   (x, y) <-
-    [[a, k], [0, a]] (x, y) + b      not normal: a power of it grows before it shrinks; |a| <= 0.9
-    logarithmic  z <- exp(a log z + b)            affine in log coordinates, positive tanh         z
-    <- c tanh(z) + b
+    affine       z <- a z + b   a from -1 to 1 - 1e-9, or beyond: expanding, cycling
+    rotation     (x, y) <- s R(t) (x, y) + b      complex eigenvalues
+    triangular   (x, y) <- [[a, k], [0, a]] (x, y) + b   not normal: a power of it grows before it
+                 shrinks; |a| <= 0.9
+    logarithmic  z <- exp(a log z + b)            affine in log coordinates, positive
+    tanh         z <- c tanh(z) + b
 
 The residual of the returned state is evaluated again, in rational arithmetic where the map is
 rational, in float64 beside float32, and the gradient of <g, z> with respect to b has a closed form

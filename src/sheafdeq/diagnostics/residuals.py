@@ -3,11 +3,10 @@ r"""Continued iteration: what happens when a trained recurrence goes on past its
 From one start, with states H^(0), H^(1), ..., H^(K) and outputs Y^(k) = readout(H^(k)), against a
 reference state and output,
 
-    rho_k     = max_v ||H_v^(k+1) - H_v^(k)||_inf / (||H_v^(k)||_inf + eps)          relative
-    update, d_k^state = max_v ||H_v^(k) - H_v^ref||_inf / (||H_v^ref||_inf + eps)            state
-    discrepancy, d_k^pred  = ||Y^(k) - Y^ref||_inf / (||Y^ref||_inf + eps)
-    prediction discrepancy, theta_k   = max_v ||log H_v^(k+1) - log H_v^(k)||_inf
-    Thompson update (positive states only),
+    rho_k     = max_v ||H_v^(k+1) - H_v^(k)||_inf / (||H_v^(k)||_inf + eps)   relative update,
+    d_k^state = max_v ||H_v^(k) - H_v^ref||_inf / (||H_v^ref||_inf + eps)   state discrepancy,
+    d_k^pred  = ||Y^(k) - Y^ref||_inf / (||Y^ref||_inf + eps)   prediction discrepancy,
+    theta_k   = max_v ||log H_v^(k+1) - log H_v^(k)||_inf   Thompson update (positive states only),
 
 and the task's score of Y^(k). For a model whose state is not exposed rho_k is the same expression
 on the rows of Y.

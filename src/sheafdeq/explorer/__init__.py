@@ -1,9 +1,10 @@
 """The explorer: a graph on the screen while a model iterates, as one page that opens from disk.
 
-    film(...), film_late(...)     what every node did in every iteration, synchronously or with late
-    messages layouts(...)                  where the nodes are drawn, computed once
+    film(...), film_late(...)   what every node did in every iteration, synchronously or with late
+        messages
+    layouts(...)                  where the nodes are drawn, computed once
     write_page(scene, films, out) the page: films quantised and compressed, nothing asked of any
-    other host
+        other host
 
 Needs Jinja2 (``pip install sheafdeq[report]``).
 """

@@ -5,9 +5,9 @@ For a stored edge e = (u -> v), stalk dimension d and first-layer products A (so
 and E (edges),
 
     hidden_e = relu(A_u + B_v + E_e)                                    (h)
-    raw_e    = W hidden_e + b                                           (2 d d: source map | target
-    map) F        = raw / sqrt(|raw|_F^2 + softening^2) block_e  = w_e F_tgt^T F_src,
-    diagonal_v = I + (sign / deg_v) sum_e F_tgt^T F_tgt
+    raw_e    = W hidden_e + b   (2 d d: source map | target map)
+    F        = raw / sqrt(|raw|_F^2 + softening^2)
+    block_e  = w_e F_tgt^T F_src,       diagonal_v = I + (sign / deg_v) sum_e F_tgt^T F_tgt
 
     (A Y)_v  = diagonal_v Y_v + sum_e block_e Y_u
 

@@ -4,10 +4,10 @@ otherwise.
 For a stored edge e = (u -> v), with first-layer products A (sources), B (targets, bias included)
 and E (edges),
 
-    hidden_e = relu(A_u + B_v + E_e)                        (2h: source generator | target
-    generator) F_src(e) = Pi(W_src hidden_e[:h] + b_src),   F_tgt(e) = Pi(W_tgt hidden_e[h:] +
-    b_tgt),   Pi(F) = F / ||F||_F P_v = Y_v - (1/deg_v) sum_e F_tgt^T F_tgt Y_v + sum_e w_e F_tgt^T
-    F_src Y_u.
+    hidden_e = relu(A_u + B_v + E_e)   (2h: source generator | target generator)
+    F_src(e) = Pi(W_src hidden_e[:h] + b_src),   F_tgt(e) = Pi(W_tgt hidden_e[h:] + b_tgt),   Pi(F)
+        = F / ||F||_F
+    P_v = Y_v - (1/deg_v) sum_e F_tgt^T F_tgt Y_v + sum_e w_e F_tgt^T F_src Y_u.
 
 :func:`sheaf_propagate` computes P from the tables; :func:`sheaf_step` computes the whole update
 T(H) = tanh(P) + beta + B from the state, as one differentiable function that saves the state and

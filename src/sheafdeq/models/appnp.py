@@ -40,7 +40,7 @@ class APPNP(GatheringModel):
     .. math::
         H_0 = B(X), \qquad U = (1 - \alpha) \hat A_+ H + \alpha H_0, \qquad
         H \leftarrow \begin{cases} U & \text{APPNP} \\ \tanh(U) + \beta & \text{shifted tanh}
-        \end{cases}
+            \end{cases}
 
     with :math:`\hat A_+ = D_+^{-1/2}(A + I)D_+^{-1/2}` and B a two-layer perceptron f -> c -> c
     (ReLU; dropout on the raw input and on the hidden layer). A linear readout follows. Plain APPNP

@@ -48,7 +48,8 @@ class EnergyField:
     .. math::
         z_e = P_i + Q_j + b_e, \quad
         m_i = C \sum_e g_e \phi(z_e) + \deg_i (S_t H_i + c) + \sum_e S_s H_j +
-        m_{\mathrm{self}}(H_i), \quad E = \sum_i u(m_i, H_i) + \tfrac{\beta}{2} \|H_i\|^2 .
+            m_{\mathrm{self}}(H_i), \quad
+        E = \sum_i u(m_i, H_i) + \tfrac{\beta}{2} \|H_i\|^2 .
 
     Shapes: state (n, s), edge quantities (e, h), messages (n, w).
     """

@@ -49,7 +49,7 @@ class LoopTransformer(GatheringModel):
         m_i = \Vert \sum_j \alpha_{ij}(V h_j + E a_{ij}), \quad
         \alpha_{ij} = \mathrm{softmax}_j \frac{(Q h_i)^\top (K h_j + E a_{ij})}{\sqrt{c/M}}, \quad
         \mathrm{Conv}_i = g_i\, S h_i + (1 - g_i)\, m_i, \quad g_i = \sigma(w^\top [m_i, S h_i, m_i
-        - S h_i]).
+            - S h_i]).
 
     It is written out here (and tested equal to PyG's) so that every edge can read its own, possibly
     old, source state. Such a run is an approximate simulation of a delayed network: nothing

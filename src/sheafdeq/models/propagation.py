@@ -3,9 +3,9 @@ file.
 
 With a :class:`Pattern` of entries k = (row, column), values a_k and a dense table X,
 
-    aggregate(a, X)_r = sum over entries k of row r of a_k X_{column(k)}        (sparse matrix times
-    dense matrix) correlate(P, X)_k = <P_{row(k)}, X_{column(k)}>                             (dense
-    times dense, only at the entries)
+    aggregate(a, X)_r = sum over entries k of row r of a_k X_{column(k)}   (sparse matrix times
+        dense matrix)
+    correlate(P, X)_k = <P_{row(k)}, X_{column(k)}>   (dense times dense, only at the entries)
 
 Each is bilinear, and each is the other's derivative, so both are differentiable any number of times
 (reverse and forward mode) without an (edges x channels) array ever being stored. ``aggregate`` is

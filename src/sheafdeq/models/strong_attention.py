@@ -43,7 +43,8 @@ class StrongAttnDEQ(GatheringModel):
 
     .. math::
         H^\star = \beta + B(X) + \varphi(y^+, y^-), \qquad p_i = \sum_m C^m a^m_i, \quad g_i =
-        \sum_m |C^m| a^m_i, \qquad a^m_i = \sum_{j \in N(i) \cup \{i\}} \alpha^m_{ij} H_j, \quad
+            \sum_m |C^m| a^m_i, \qquad
+        a^m_i = \sum_{j \in N(i) \cup \{i\}} \alpha^m_{ij} H_j, \quad
         \alpha^m_{ij} = \mathrm{softmax}_j (\bar H_i^\top G^m \bar H_j + b^m_{ij})
 
     with C^m = W_m V^m of any sign, :math:`\bar H` the rows at unit Euclidean norm, G^m = Q^m^T K^m

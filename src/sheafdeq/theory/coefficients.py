@@ -1,15 +1,14 @@
 """The two contraction coefficients of a shifted tanh, with rigorous enclosures.
 
-    mu(beta) = sup over t of         |t| sech^2(t) / (beta + tanh t)
-    (paper) m(beta)  = sup over a, b >= 0 of (a sech^2 a + b sech^2 b) / (beta + tanh a - tanh b)
-    (split form)
+    mu(beta) = sup over t of   |t| sech^2(t) / (beta + tanh t)   (paper)
+    m(beta)  = sup over a, b >= 0 of (a sech^2 a + b sech^2 b) / (beta + tanh a - tanh b)   (split
+             form)
 
 Both are computed through their inverses, because those separate into one-dimensional suprema with a
 single critical point each (``docs/theory.md``, Lemmas 8 and 9):
 
-    mu(beta) <= r  <=>  beta >= B(r),                B(r) = sup over b >= 0 of  b sech^2(b) / r +
-    tanh b m(beta)  <= r  <=>  beta >= A(r) + B(r),         A(r) = sup over a >= 0 of  a sech^2(a) /
-    r - tanh a
+    mu(beta) <= r  <=>  beta >= B(r),   B(r) = sup over b >= 0 of  b sech^2(b) / r + tanh b
+    m(beta)  <= r  <=>  beta >= A(r) + B(r),   A(r) = sup over a >= 0 of  a sech^2(a) / r - tanh a
 
 B is attained where ``2 b tanh b = 1 + r``; A where ``2 a tanh a = 1 - r`` if r < 1, and A = 0
 otherwise. So both coefficients fall below one at the same shift, the root of ``s tanh s = 1``:

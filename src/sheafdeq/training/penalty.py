@@ -11,7 +11,7 @@ the penalty of a graph union is
     +  jacobian_weight * |J|^2_F / (n c) as estimated by :func:`squared_jacobian`
     +  agreement_weight * mean_v |y_v - z_v|^2 / (|z_v|^2 + eps)
     +  row_sum_weight * mean over sampled rows i of relu(sum_j |J_ij| - row_sum_target)^2
-    (:func:`sampled_row_sums`),
+       (:func:`sampled_row_sums`),
 
 where y is reached by as many steps from another positive start, log-normal at a scale drawn anew
 each time between 1e-3 and 1e3; z is held constant in the last term: the other start is pulled to

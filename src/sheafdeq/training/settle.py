@@ -7,7 +7,7 @@ rate, in stages whose penalties grow:
     1. residual penalty, moderate: the state at the horizon should hardly change in one more step;
     2. stronger, smaller learning rate;
     3. stronger still, with a penalty on the Jacobian, so that every direction contracts and not
-    only the observed one;
+        only the observed one;
     4. and with random positive starts that must end where the model's own start ends.
 
 Each stage is an ordinary stored run that starts from the one before (``init_from``) and keeps its

@@ -1,9 +1,11 @@
 """The run store: one directory for each finished run, named by what was computed.
 
     <root>/<id>/             record.json, checkpoint.json, checkpoint.safetensors (complete, or
-    absent) <root>/.tmp-<id>-<...>/  being written; renamed when complete <root>/.work/<id>/
-    state of a run in progress, for resuming <root>/.locks/<id>       held (flock) by the process
-    that computes the run, until it ends <root>/.failed/<id>.json why the last attempt failed
+                             absent)
+    <root>/.tmp-<id>-<...>/  being written; renamed when complete
+    <root>/.work/<id>/       state of a run in progress, for resuming
+    <root>/.locks/<id>       held (flock) by the process that computes the run, until it ends
+    <root>/.failed/<id>.json why the last attempt failed
     <root>/.damaged/         run directories that were not complete when the run was computed again
 
 A run becomes visible by one rename of a directory whose files have been synced, so a reader sees
