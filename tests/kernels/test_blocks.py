@@ -159,7 +159,7 @@ def test_gated_steps_agree(
     graph = build(recipe, dtype)
     tensors = stepping(graph, d, q, recipe[2], dtype, sizes)
     ours, theirs = both(stepped, tensors, incidence_of(graph), GATES[gate])
-    assert disagreement(ours, theirs) < TOLERANCE[dtype]
+    assert disagreement(ours, theirs, d) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize(("d", "q"), [(1, 5), (3, 16), (7, 3)])
@@ -310,3 +310,19 @@ def test_wrong_shapes_and_types_are_refused() -> None:
         native_gated_step(
             values[..., :-1].contiguous(), base, blocks, diagonal, None, layout, "tanh"
         )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_both_parts_of_a_graph_without_edges_are_written(dtype: torch.dtype) -> None:
+    """The identity and zero, whatever the memory held before."""
+    n, d, h = 8, 3, 4
+    graph = Graph.build(torch.zeros(n, 1, dtype=dtype), torch.zeros(2, 0, dtype=torch.int64))
+    tensors = generation(graph, d, h, 0, dtype, bounded=True)
+    expected = torch.eye(d, dtype=dtype).expand(n, d, d)
+    for value in range(1, 40):
+        dirt = [torch.full((n, d, d), float(value), dtype=dtype) for _ in range(16)]
+        del dirt
+        with torch.no_grad():
+            (_, plus), (_, minus) = generate_parts(*tensors, incidence_of(graph), sign=-1)
+        assert torch.equal(plus, expected)
+        assert torch.equal(minus, torch.zeros(n, d, d, dtype=dtype))

@@ -154,7 +154,7 @@ template <class T, int D> struct MapKernel {
 
   static void forward(const MapPass<T>& pass, const EdgeShare<T>& share) {
     const int d = dim(pass), dd = d * d;
-    const bool split = pass.sizes != nullptr;
+    const bool split = pass.minus_diagonal != nullptr;  // `sizes` of a graph without edges is empty, so it may be null
     T* columns = share.scratch;
     Block block;
     V diagonal[most_squared], minus_diagonal[most_squared];
@@ -293,7 +293,7 @@ template <class T, int D> struct MapKernel {
         }
     };
     Block block;
-    const bool split = pass.sizes != nullptr;
+    const bool split = pass.minus_diagonal_grad != nullptr;
     // written with overrun, as in edges.hpp
     alignas(64) T curve[most_squared * Edge::pitch], minus_curve[most_squared * Edge::pitch];
     T upper[most_squared], minus_upper[most_squared];
