@@ -108,8 +108,16 @@ def main() -> None:
     write_sealed(Path(options.out), {**payload, "command": words, "timing": machine})
 
 
+def folder_of(run: str) -> Path:
+    """A run's folder, or the one in results/runs whose name begins so."""
+    found = [Path(run)] if Path(run).exists() else sorted(Path("results/runs").glob(f"{run}*"))
+    if len(found) != 1:
+        raise SystemExit(f"{run}: {len(found)} runs in results/runs begin so, need one")
+    return found[0]
+
+
 def subject_of(run: str, graph: str, *, double: bool = True) -> Subject:
-    return load_subject(Path(run), "test", graph, double=double)
+    return load_subject(folder_of(run), "test", graph, double=double)
 
 
 @torch.no_grad()
@@ -406,7 +414,7 @@ def _generate(folder: str, nodes: int, level: int, parts: list[int], queue: Any)
 
 def scale(options: argparse.Namespace) -> dict[str, Any]:
     """Time and memory of every worker; one slowed part, synchronous against asynchronous."""
-    model = load_model(options.run)
+    model = load_model(folder_of(options.run))
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         context = multiprocessing.get_context("spawn")
