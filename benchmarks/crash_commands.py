@@ -85,7 +85,7 @@ def load_everything() -> None:
     from sheafdeq.cli.certify import certificate_code
     from sheafdeq.registry import COMMUNITY, build_model
     from sheafdeq.training.config import TrainingConfig
-    from sheafdeq.training.run import code_of
+    from sheafdeq.training.run_identity import code_of
 
     code_of(
         TrainingConfig.parse({"task": "community", "model": "ignn"})

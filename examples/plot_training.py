@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 
 from sheafdeq.diagnostics import continue_iteration
 from sheafdeq.training import TrainingConfig, train
-from sheafdeq.training.run import task_of
+from sheafdeq.training.run_identity import task_of
 
 config = TrainingConfig.model_validate(
     {

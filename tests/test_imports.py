@@ -56,6 +56,7 @@ ALLOWED = {
         "distances",
         "diagnostics",
         "errors",
+        "records",
     },
     "certificates": {
         "data",
@@ -85,7 +86,8 @@ ALLOWED = {
         "identity",
         "threads",
     },
-    "report": {"records", "regular_file", "printable", "options", "errors"},
+    # of training the configurations and recipes, by which rows are named
+    "report": {"records", "training", "regular_file", "printable", "options", "errors"},
     "explorer": {
         "data",
         "recurrence",

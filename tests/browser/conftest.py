@@ -20,9 +20,9 @@ from sheafdeq.data.graph import Graph
 from sheafdeq.explorer import Actor, Scene, explore
 from sheafdeq.models import SheafCascade
 from sheafdeq.report.collection import collect
+from sheafdeq.report.selection import select, summarise
 from sheafdeq.report.site import build_site
 from sheafdeq.training.config import TrainingConfig
-from sheafdeq.training.selection import select, summarise
 
 FLAGS = [
     "--no-sandbox",

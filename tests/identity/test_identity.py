@@ -324,7 +324,7 @@ def test_importing_a_module_of_the_package_does_nothing_another_module_needs():
 IDENTIFY = """
 import sys, torch
 from sheafdeq.training.config import TrainingConfig
-from sheafdeq.training.run import identify
+from sheafdeq.training.run_identity import identify
 config = {"task": {"name": "counting", "options": {"chains": 5}}, "model": "MODEL"}
 print(identify(TrainingConfig.parse(config)).id)
 """

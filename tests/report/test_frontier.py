@@ -6,14 +6,9 @@ from typing import Any
 
 from matplotlib.text import Text
 
-from sheafdeq.report.figures import (
-    CERTIFICATE,
-    DIAGNOSTICS,
-    Source,
-    _frontier_points,
-    draw_all,
-    write_drawings,
-)
+from sheafdeq.records import CERTIFICATE_SCHEMA, DIAGNOSIS_SCHEMA
+from sheafdeq.report.figures import Source, draw_all, write_drawings
+from sheafdeq.report.figures.frontier import frontier_points
 
 TITLE = "community, level 10"
 
@@ -24,7 +19,7 @@ def diagnosis(
     starts = [start for group in groups for start in group]
     trajectory = {"start": starts[0], "update": [1.0, residual], "score": [0.0, score]}
     payload = {
-        "schema": DIAGNOSTICS,
+        "schema": DIAGNOSIS_SCHEMA,
         "run": run,
         "seed": 42,
         "graph": "test",
@@ -43,7 +38,7 @@ def diagnosis(
 def certificate(run: str, verdict: str) -> Source:
     facts = {"verdict": verdict, "observations": {"residual": 1e-13}}
     payload = {
-        "schema": CERTIFICATE,
+        "schema": CERTIFICATE_SCHEMA,
         "run": run,
         "model": "sheafdeq",
         "task": TITLE,
@@ -63,7 +58,7 @@ def test_points_join_what_is_measured_with_what_is_proved():
         certificate("b", "refuted"),
         certificate("e", "certified"),  # no run record, so no score
     ]
-    points, used = _frontier_points(sources, TITLE)
+    points, used = frontier_points(sources, TITLE)
     assert [(point.residual, point.score, point.verdict, point.agreeing) for point in points] == [
         (0.6, 98.9, None, (1, 3)),
         (1e-9, 99.1, "refuted", None),
@@ -78,7 +73,7 @@ def test_points_join_what_is_measured_with_what_is_proved():
         "b.json",
         "b.json",
     ]
-    assert _frontier_points(sources, "another task") == ([], [])
+    assert frontier_points(sources, "another task") == ([], [])
 
 
 def test_a_crowded_figure_keeps_its_labels_apart(tmp_path):
@@ -100,8 +95,9 @@ def test_a_crowded_figure_keeps_its_labels_apart(tmp_path):
     for i, first in enumerate(boxes):
         assert not any(first.overlaps(second) for second in boxes[:i])
     assert {line.get_marker() for line in axis.lines} >= {"o", "s", "X"}
-    written = write_drawings([drawing], tmp_path, "sheafdeq figures --only frontier")
+    written = write_drawings([drawing], tmp_path, "sheafdeq figures", ["png", "pdf", "svg"])
     assert {path.suffix for path in written} == {".svg", ".pdf", ".png", ".json"}
+    assert all(path.stat().st_size > 100 for path in written)
 
 
 def test_other_levels_are_drawn_only_when_something_is_certified():

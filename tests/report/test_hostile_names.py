@@ -8,9 +8,9 @@ import os
 import pytest
 
 from sheafdeq.cli import main
-from sheafdeq.cli.screen import fitted
 from sheafdeq.printable import csv_text, markdown_text, mathtext, printable
 from sheafdeq.records import read_records, write_sealed
+from sheafdeq.report.grid import fitted
 from sheafdeq.report.tables import FORMATS, Cell, Row, Table, render
 
 HOSTILE = [
@@ -150,7 +150,7 @@ def test_tables_fit_the_terminal():
 
 
 def test_commands_fit_a_terminal_of_eighty_columns(monkeypatch, capsys):
-    import sheafdeq.cli.screen as screen
+    import sheafdeq.report.grid as screen
 
     monkeypatch.setattr(screen.sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "80")

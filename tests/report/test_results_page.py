@@ -12,15 +12,10 @@ from sheafdeq.cli import main
 from sheafdeq.cli.tables import RESULTS_COMMAND, evidence_folders, evidence_of
 from sheafdeq.errors import InputError
 from sheafdeq.records import EVALUATION_SCHEMA, write_sealed
+from sheafdeq.report.evidence import differences
 from sheafdeq.report.explanations import read_explanations
-from sheafdeq.report.results_page import (
-    BEGIN,
-    END,
-    differences,
-    headlines,
-    results_page,
-    with_section,
-)
+from sheafdeq.report.headlines import headlines
+from sheafdeq.report.results_page import BEGIN, END, results_page, with_section
 
 ROOT = Path(__file__).parents[2]
 
@@ -160,7 +155,7 @@ def test_the_command_writes_page_readme_and_picture(results, tmp_path, capsys):
     assert text.startswith(f"before\n{BEGIN}\n* **Coverage.** 5 of the 79")
     assert text.endswith(f"{END}\nafter\n")
     assert "old" not in text
-    assert (tmp_path / "figures" / "results-community.svg").stat().st_size > 1000
+    assert (tmp_path / "figures" / "results-community.png").stat().st_size > 1000
     assert main(["tables", "results", "--results", str(results)]) == 0
     assert capsys.readouterr().out == (tmp_path / "RESULTS.md").read_text()
     # a damaged record is named and left out of the picture, too

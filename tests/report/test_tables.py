@@ -13,6 +13,13 @@ from sheafdeq.cli import main
 from sheafdeq.errors import InputError
 from sheafdeq.records import write_sealed
 from sheafdeq.report.collection import collect
+from sheafdeq.report.selection import (
+    READ_EDGE_FEATURES,
+    deviations,
+    sees_differences,
+    select,
+    summarise,
+)
 from sheafdeq.report.tables import (
     FORMATS,
     Cell,
@@ -26,13 +33,6 @@ from sheafdeq.report.tables import (
     staleness_table,
 )
 from sheafdeq.training.recipe import recipe_values
-from sheafdeq.training.selection import (
-    READ_EDGE_FEATURES,
-    deviations,
-    sees_differences,
-    select,
-    summarise,
-)
 
 
 def cell(table, title, column, source="ours"):
@@ -373,10 +373,22 @@ def test_overview_shows_whatever_there_is():
 def staleness_payload(status="converged", study="schedules", median=2e-5, **other):
     return {
         "schema": "sheafdeq.async/1",
+        "command": "sheafdeq async RUN",
         "study": study,
         "run": "ab" * 32,
+        "seed": 42,
+        "graph": "test[0]",
+        "nodes": 30,
+        "edges": 90,
+        "dtype": "float32",
+        "work": 500,
         "model": {"name": "sheafdeq", "title": "SheafDEQ", "options": {}},
-        "task": {"name": "community", "level": 7},
+        "task": {
+            "name": "community",
+            "title": "community, level 7",
+            "level": 7,
+            "score": "accuracy (%)",
+        },
         "simulation": "exact",
         "reference": {
             "kind": "converged",
@@ -389,6 +401,12 @@ def staleness_payload(status="converged", study="schedules", median=2e-5, **othe
             {
                 "update_window": 5,
                 "max_delay": 2,
+                "label": "(5, 2)",
+                "score": None,
+                "statuses": {"converged": 19, "diverged": 1},
+                "violations": 0,
+                "staleness": {"mean": 1.0, "max": 6, "histogram": [3, 4, 5]},
+                "trajectories": [],
                 "samples": 20,
                 "counted": 19,
                 "d_out": {"median": median, "min": 1e-5, "max": 3e-5},

@@ -13,12 +13,12 @@ from report_site.records import HOSTILE, ROOT, generated, hostile
 from sheafdeq.cli import main
 from sheafdeq.errors import InputError
 from sheafdeq.report.collection import collect
+from sheafdeq.report.selection import select, summarise
 from sheafdeq.report.site import build_site
 from sheafdeq.report.site.build import page_name, script_json
 from sheafdeq.report.site.charts import thinned
 from sheafdeq.report.site.words import certificate_sentences, clip, toml_of
 from sheafdeq.training.config import TrainingConfig
-from sheafdeq.training.selection import select, summarise
 
 if __import__("sys").version_info >= (3, 11):
     import tomllib

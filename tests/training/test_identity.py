@@ -9,7 +9,8 @@ from pathlib import Path
 from sheafdeq.identity import SCHEME
 from sheafdeq.records import read_records
 from sheafdeq.registry import MODELS, Builder, ModelSpec
-from sheafdeq.training.run import identify, train
+from sheafdeq.training.run import train
+from sheafdeq.training.run_identity import identify
 
 RESULTS = Path(__file__).parents[2] / "results" / "runs"
 

@@ -14,9 +14,11 @@ from sheafdeq.registry import Shape, build_model
 from sheafdeq.training.augmentation import augmented, check_augmentation
 from sheafdeq.training.average import WeightAverage
 from sheafdeq.training.config import AugmentationConfig, PenaltyConfig, SolveConfig, TrainingConfig
+from sheafdeq.training.interrupt import Suspended
 from sheafdeq.training.loop import Trainer, evaluate
 from sheafdeq.training.penalty import SettlingPenalty, _independent_nodes, sampled_row_sums
-from sheafdeq.training.run import Suspended, task_of, train
+from sheafdeq.training.run import train
+from sheafdeq.training.run_identity import task_of
 from sheafdeq.training.solving import check_solves, random_positive_start, run_for_training
 
 SHAPE = Shape(2, 3, None, 2, 3, 4)

@@ -12,7 +12,8 @@ from sheafdeq.errors import InputError
 from sheafdeq.training.config import PenaltyConfig, ScheduleConfig
 from sheafdeq.training.loop import Trainer, TrainingError, evaluate, is_stochastic
 from sheafdeq.training.penalty import SettlingPenalty
-from sheafdeq.training.run import task_of, train
+from sheafdeq.training.run import train
+from sheafdeq.training.run_identity import task_of
 from sheafdeq.training.schedule import Schedule
 
 

@@ -10,7 +10,9 @@ from sheafdeq.errors import InputError, RecordError
 from sheafdeq.records import without_timing
 from sheafdeq.registry import MODELS
 from sheafdeq.training.checkpoint import load_model
-from sheafdeq.training.run import Busy, Suspended, identify, task_of, train
+from sheafdeq.training.interrupt import Suspended
+from sheafdeq.training.run import Busy, train
+from sheafdeq.training.run_identity import identify, task_of
 from sheafdeq.training.store import RunStore
 from sheafdeq.training.version import CODE_VERSION_VARIABLE
 

@@ -13,9 +13,10 @@ from sheafdeq.errors import InputError, UsageError
 from sheafdeq.records import read_record
 from sheafdeq.registry import Shape, build_model
 from sheafdeq.training.config import PenaltyConfig, TrainingConfig
+from sheafdeq.training.interrupt import Suspended
 from sheafdeq.training.parts import parts_of
 from sheafdeq.training.penalty import SettlingPenalty, squared_jacobian
-from sheafdeq.training.run import Suspended, train
+from sheafdeq.training.run import train
 from sheafdeq.training.settle import STAGES, Stage, settle, stage_configs
 
 SMALL = {"nodes": 30, "train_seeds": [1, 2, 3], "test_seeds": [4], "k": 3}

@@ -25,7 +25,10 @@ from sheafdeq.training.engines import local
 from sheafdeq.training.engines.local import CRASH_LIMIT, planned, run_local
 from sheafdeq.training.engines.worker import EXIT_STORE, EXIT_SUSPENDED, Limits, attempt, write_plan
 from sheafdeq.training.engines.worker import main as work
-from sheafdeq.training.run import StateWarning, Suspended, identify, train
+from sheafdeq.training.interrupt import Suspended
+from sheafdeq.training.run import train
+from sheafdeq.training.run_identity import identify
+from sheafdeq.training.saved_state import StateWarning
 from sheafdeq.training.store import LOCKS_VARIABLE, RunStore, safe_name
 from sheafdeq.training.sweep import Budget, Entry, Sweep
 from sheafdeq.training.version import CODE_VERSION_VARIABLE

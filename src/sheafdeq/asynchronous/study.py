@@ -60,10 +60,10 @@ from sheafdeq.data.graph import Graph
 from sheafdeq.diagnostics.measure import EPSILON, Score, evaluating, json_number, json_numbers
 from sheafdeq.equilibrium import EquilibriumModel
 from sheafdeq.errors import InputError
+from sheafdeq.records import STALENESS_SCHEMA
 from sheafdeq.solvers import Picard, Status
 
 __all__ = [
-    "SCHEMA",
     "ConditionResult",
     "Reference",
     "Sample",
@@ -72,7 +72,6 @@ __all__ = [
     "staleness_study",
 ]
 
-SCHEMA = "sheafdeq.async/1"
 _LOST = (Status.NON_FINITE, Status.DIVERGED)
 
 
@@ -204,7 +203,7 @@ class StalenessStudy:
     def to_json(self) -> dict[str, Any]:
         """The part of the record this module knows (see the module's table)."""
         return {
-            "schema": SCHEMA,
+            "schema": STALENESS_SCHEMA,
             "simulation": self.simulation,
             "reference": self.reference.to_json(),
             "work": self.work,

@@ -37,7 +37,7 @@ class Choice:
 
     def accepts(self, record: RunRecord) -> bool:
         """Whether a run is meant."""
-        from sheafdeq.training.selection import protocol
+        from sheafdeq.report.selection import protocol
 
         given = record.config["task"]["options"].get("edge_inputs", "none")
         return (

@@ -136,7 +136,7 @@ def _page(stage: list[tuple[str, EquilibriumModel]], config: TrainingConfig, out
 
     from sheafdeq.cli.explore import explore_models
     from sheafdeq.training.parts import parts_of
-    from sheafdeq.training.run import task_of
+    from sheafdeq.training.run_identity import task_of
 
     task = task_of(config)
     return str(explore_models(stage, task, parts_of(task.test, task.objective, 1)[0], Path(out)))
@@ -150,7 +150,8 @@ def _contender(
     from sheafdeq.certificates import certify
     from sheafdeq.equilibrium import EquilibriumModel
     from sheafdeq.training.parts import parts_of
-    from sheafdeq.training.run import task_of, train
+    from sheafdeq.training.run import train
+    from sheafdeq.training.run_identity import task_of
 
     start = time.monotonic()
     result = train(config, progress="auto", stop_when=lambda metrics: metrics.validation >= goal)

@@ -73,6 +73,7 @@ def examine(subject: Subject, options: Any) -> dict[str, Any]:
     import time
 
     from sheafdeq.diagnostics import multistart, spectral_radius
+    from sheafdeq.records import DIAGNOSIS_SCHEMA
 
     begun = time.perf_counter()
     result = multistart(
@@ -100,7 +101,7 @@ def examine(subject: Subject, options: Any) -> dict[str, Any]:
             "label": f"{facts.get('label') or facts['model']['title']}, damped {options.damping:g}"
         }
     return {
-        "schema": "sheafdeq.diagnostics/1",
+        "schema": DIAGNOSIS_SCHEMA,
         "command": command_line(
             "diagnose",
             subject,

@@ -31,7 +31,7 @@ def configure(commands: Any) -> None:
     parser = commands.add_parser(
         "figures",
         help="draw every figure from the records",
-        description="Draw every figure the records allow: SVG, PDF, PNG, and a JSON file with "
+        description="Draw every figure the records allow: a picture, and a JSON file with "
         "caption, command and records read.",
     )
     parser.add_argument(
@@ -55,6 +55,13 @@ def configure(commands: Any) -> None:
         metavar="KIND",
         nargs="+",
         help=f"only these kinds: {', '.join(KINDS)}",
+    )
+    parser.add_argument(
+        "--formats",
+        choices=("png", "pdf", "svg"),
+        nargs="+",
+        default=["png"],
+        help="kinds of picture: png, pdf, svg (default png)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_choice_options(parser)
@@ -81,7 +88,7 @@ def run(options: Any) -> int:
         *choice.words(),
     ]
     command = shlex.join(words)
-    written = write_drawings(drawings, options.out, command)
+    written = write_drawings(drawings, options.out, command, options.formats)
     if options.json:
         print(
             json.dumps(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from sheafdeq.cli.arguments import names_of
-from sheafdeq.cli.screen import fitted, terminal_width
+from sheafdeq.report.grid import fitted, terminal_width
 
 __all__ = ["configure", "run", "table"]
 

@@ -64,10 +64,10 @@ def configure(commands: Any) -> None:
 def run(options: Any) -> int:
     """Collect, build, say where."""
     from sheafdeq.cli.tables import parameter_counts
+    from sheafdeq.report.selection import select, summarise
     from sheafdeq.report.site import build_site
     from sheafdeq.report.tables import parameter_table
     from sheafdeq.training.config import TrainingConfig
-    from sheafdeq.training.selection import select, summarise
 
     start = time.monotonic()
     for name in options.runs:

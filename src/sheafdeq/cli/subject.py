@@ -57,7 +57,7 @@ class Subject:
 
     def facts(self) -> dict[str, Any]:
         """The head of every record."""
-        from sheafdeq.training.selection import protocol
+        from sheafdeq.report.selection import protocol
 
         graph = self.split.graph
         label = {} if self.label is None else {"label": self.label}
@@ -176,7 +176,7 @@ def load_subject(
     from sheafdeq.records import read_record
     from sheafdeq.training.checkpoint import load_model
     from sheafdeq.training.config import TrainingConfig
-    from sheafdeq.training.run import task_of
+    from sheafdeq.training.run_identity import task_of
 
     record = read_record(path)
     model = load_model(path)

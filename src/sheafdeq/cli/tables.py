@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sheafdeq.cli.arguments import present_folder
-from sheafdeq.cli.screen import fitted, terminal_width
 from sheafdeq.errors import RecordError, UsageError
 from sheafdeq.options import unknown_name
 from sheafdeq.printable import printable
+from sheafdeq.report.grid import fitted, terminal_width
 
 if TYPE_CHECKING:
-    from sheafdeq.records import Summary
+    from sheafdeq.report.evidence import Evidence
     from sheafdeq.report.figures import Source
-    from sheafdeq.report.results_page import Evidence
+    from sheafdeq.report.summary import Summary
 
 EVIDENCE = ("runs", "evaluations", "diagnostics", "async", "async_cascade")
 """Folders below ``results`` that tables rest on; pilots, smoke tests and what is superseded lie
@@ -114,7 +114,7 @@ def run(options: argparse.Namespace) -> int:
             table = tables.staleness_table(async_payloads(folders), full=options.full)
         else:
             from sheafdeq.report.collection import collect
-            from sheafdeq.training.selection import select, summarise
+            from sheafdeq.report.selection import select, summarise
 
             found = collect(folders, studies=False)
             for problem in found.excluded:
@@ -159,7 +159,9 @@ def evidence_folders(root: Path) -> list[Path]:
 
 def write_results(root: Path, folders: list[Path], options: argparse.Namespace) -> int:
     """The page of all results, and the section of the README that comes from it."""
-    from sheafdeq.report.results_page import differences, headlines, results_page, with_section
+    from sheafdeq.report.evidence import differences
+    from sheafdeq.report.headlines import headlines
+    from sheafdeq.report.results_page import results_page, with_section
 
     evidence = evidence_of(
         folders, Path(options.explanations) if options.explanations else root / "explanations.toml"
@@ -215,9 +217,9 @@ def run_sources(root: Path, folders: list[Path]) -> list[Source]:
 def evidence_of(folders: list[Path], explanations: Path) -> Evidence:
     """Everything the page of results is made of."""
     from sheafdeq.report.collection import collect
+    from sheafdeq.report.evidence import Evidence
     from sheafdeq.report.explanations import read_explanations
-    from sheafdeq.report.results_page import Evidence
-    from sheafdeq.training.selection import protocol, select, summarise
+    from sheafdeq.report.selection import protocol, select, summarise
 
     found = collect(folders)
     known = read_explanations(explanations, [record.id for record in found.runs])
@@ -260,17 +262,12 @@ def parameter_counts() -> dict[int, list[tuple[str, dict[str, Any], int]]]:
 
 def async_payloads(folders: list[Path]) -> list[dict[str, Any]]:
     """Records of ``sheafdeq async`` below the folders."""
-    from sheafdeq.records import read_sealed, refuse_unreadable
-    from sheafdeq.regular_file import files_below, read_regular
-    from sheafdeq.report.tables import ASYNC_SCHEMA
+    from sheafdeq.records import STALENESS_SCHEMA, named_schema, read_study, refuse_unreadable
+    from sheafdeq.regular_file import files_below
 
-    found = []
-    for folder in folders:
-        for path in files_below(folder, ".json", refuse_unreadable):
-            if b'"schema":"' + ASYNC_SCHEMA.encode() + b'"' not in read_regular(path):
-                continue
-            payload = read_sealed(path)
-            if not isinstance(payload, dict) or "conditions" not in payload:
-                raise RecordError(f"{path}: not a staleness record")
-            found.append(payload)
-    return found
+    return [
+        read_study(path)
+        for folder in folders
+        for path in files_below(folder, ".json", refuse_unreadable)
+        if named_schema(path) == STALENESS_SCHEMA
+    ]

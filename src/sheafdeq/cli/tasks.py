@@ -7,8 +7,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from sheafdeq.cli.arguments import names_of, output_folder, seed_number, whole_number
-from sheafdeq.cli.screen import fitted, terminal_width
 from sheafdeq.errors import UsageError
+from sheafdeq.report.grid import fitted, terminal_width
 
 if TYPE_CHECKING:
     from sheafdeq.data.task import Task
@@ -187,8 +187,8 @@ def run_show(options: argparse.Namespace) -> int:
         ("score", f"{task.score_name}, higher is better"),
         (
             "constant",
-            f"{_figures(task.constant_score)} (test); {_figures(task.constant_over_all)} "
-            "(all rows)",
+            f"{_figures(task.constant_metrics(task.test))} (test); "
+            f"{_figures(task.constant_over_all)} (all rows)",
         ),
         (
             "model sizes",

@@ -257,7 +257,8 @@ def _in_parts(options: argparse.Namespace, config: TrainingConfig, progress: Pro
     from sheafdeq.distributed.worker import checked_model
     from sheafdeq.training.checkpoint import save_checkpoint
     from sheafdeq.training.loop import shape_of
-    from sheafdeq.training.run import task_of, train
+    from sheafdeq.training.run import train
+    from sheafdeq.training.run_identity import task_of
 
     if options.out:
         raise UsageError(

@@ -157,10 +157,9 @@ class Task:
         return self.objective.metrics(self.objective.constant_outputs(self.train, split), split)
 
     @cached_property
-    def constant_score(self) -> dict[str, float]:
-        """Metrics of the constant predictor on the test split, to be printed beside every
-        result."""
-        return self.constant_metrics(self.test)
+    def constant_score(self) -> float:
+        """Score of the constant predictor on the test split, to be printed beside every result."""
+        return self.score(self.constant_metrics(self.test))
 
     @cached_property
     def constant_over_all(self) -> dict[str, float]:

@@ -28,7 +28,7 @@ from sheafdeq.records import EVALUATION_SCHEMA, RunRecord, finite, read_record
 from sheafdeq.training.checkpoint import load_model
 from sheafdeq.training.config import TrainingConfig
 from sheafdeq.training.loop import evaluate
-from sheafdeq.training.run import task_of
+from sheafdeq.training.run_identity import task_of
 
 __all__ = ["EVALUATION_FILE", "Checkpoint", "evaluate_checkpoint", "load"]
 

@@ -396,8 +396,8 @@ def _seal(random: Random, path: Path, payload: Any) -> None:
 def records(random: Random, folder: Path) -> None:
     """Run records, through every table in every format."""
     from sheafdeq.records import read_records
+    from sheafdeq.report.selection import select, summarise
     from sheafdeq.report.tables import FORMATS, overview_table, paper_table, render
-    from sheafdeq.training.selection import select, summarise
 
     for number in range(random.randrange(1, 4)):
         payload = {**PREPARED["record"], "id": f"{number:064x}"}

@@ -15,17 +15,27 @@ from pathlib import Path
 from typing import Any
 
 from sheafdeq.errors import RecordError
-from sheafdeq.records import EvaluationRecord, RunRecord, read_record, read_sealed, record_paths
+from sheafdeq.records import (
+    CERTIFICATE_SCHEMAS,
+    DIAGNOSIS_SCHEMA,
+    STALENESS_SCHEMA,
+    EvaluationRecord,
+    RunRecord,
+    named_schema,
+    read_record,
+    read_sealed,
+    read_study,
+    record_paths,
+)
 from sheafdeq.regular_file import files_below, read_regular
 
 __all__ = ["Collection", "collect"]
 
 EVALUATION_FILES = ".eval.json"
-SCHEMAS = {
-    "sheafdeq.async/1": "studies",
-    "sheafdeq.diagnostics/1": "diagnostics",
-    "sheafdeq.certificate/1": "certificates",
-    "sheafdeq.certificate/2": "certificates",
+KINDS = {
+    STALENESS_SCHEMA: "studies",
+    DIAGNOSIS_SCHEMA: "diagnostics",
+    **dict.fromkeys(CERTIFICATE_SCHEMAS, "certificates"),
 }
 
 
@@ -75,14 +85,14 @@ def collect(folders: Iterable[str | os.PathLike[str]], *, studies: bool = True) 
             continue
         runs.setdefault(record.id, record)
     evaluations: list[EvaluationRecord] = []
-    found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in SCHEMAS.values()}
+    found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS.values()}
     for root in roots:
         for path in files_below(root, ".json", unreadable):
             try:
                 if path.name.endswith(EVALUATION_FILES):
                     evaluations.append(EvaluationRecord.parse(read_sealed(path), str(path)))
-                elif studies and (kind := _kind(path)) is not None:
-                    found[kind].append(read_sealed(path))
+                elif studies and (schema := named_schema(path)) is not None:
+                    found[KINDS[schema]].append(read_study(path))
             except RecordError as error:
                 excluded.append(_relative(str(error), roots))
     for evaluation in evaluations:
@@ -98,17 +108,6 @@ def collect(folders: Iterable[str | os.PathLike[str]], *, studies: bool = True) 
         tuple(found["studies"]),
         tuple(found["certificates"]),
         tuple(dict.fromkeys(excluded)),
-    )
-
-
-def _kind(path: Path) -> str | None:
-    """Which kind of study a file says it is; the words are looked for before anything is parsed."""
-    try:
-        text = read_regular(path)
-    except OSError as error:
-        raise RecordError(f"{path}: cannot be read ({error.strerror})") from error
-    return next(
-        (kind for schema, kind in SCHEMAS.items() if f'"schema":"{schema}"'.encode() in text), None
     )
 
 

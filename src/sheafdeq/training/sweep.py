@@ -56,7 +56,7 @@ from sheafdeq.records import RunRecord, digest_of, read_sealed, write_sealed
 from sheafdeq.registry import model_spec
 from sheafdeq.training.config import Option, TaskConfig, TrainingConfig, describe, read_toml
 from sheafdeq.training.recipe import with_recipe
-from sheafdeq.training.run import Identity, code_of, identify, task_of
+from sheafdeq.training.run_identity import Identity, code_of, identify, task_of
 from sheafdeq.training.store import RunStore
 
 __all__ = ["Budget", "Entry", "Sweep", "preset_names"]

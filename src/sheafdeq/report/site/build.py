@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sheafdeq.errors import InputError, UsageError
-from sheafdeq.records import EvaluationRecord, RunRecord, Summary, write_bytes
+from sheafdeq.records import EvaluationRecord, RunRecord, verdict_of, write_bytes
 from sheafdeq.report import tables
 from sheafdeq.report.collection import Collection
-from sheafdeq.report.figures import verdict_of
 from sheafdeq.report.site.charts import charts_of
 from sheafdeq.report.site.words import (
     certificate_sentences,
@@ -30,6 +29,7 @@ from sheafdeq.report.site.words import (
     toml_of,
 )
 from sheafdeq.report.style import look_of_model
+from sheafdeq.report.summary import Summary
 from sheafdeq.report.tables import Cell, Select, Table
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def build_site(
     """Overview, a page for each run, compare, and the data they share.
 
     ``summarise`` and ``select`` are the rules of the terminal tables
-    (:mod:`sheafdeq.training.selection`), so that both show the same numbers. ``configuration``
+    (:mod:`sheafdeq.report.selection`), so that both show the same numbers. ``configuration``
     gives a record's configuration as today's ``sheafdeq train`` reads it. Explorer pages that stand
     in ``out/explore`` are linked.
     """

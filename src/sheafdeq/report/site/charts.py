@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 
 from sheafdeq.records import RunRecord
-from sheafdeq.report.figures import median_curve
+from sheafdeq.report.figures.staleness import median_curve
 from sheafdeq.report.site.words import clip
 from sheafdeq.report.style import SEED_LOOKS, look_of_model
 

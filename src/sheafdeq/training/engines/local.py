@@ -21,7 +21,7 @@ from typing import Any
 
 from sheafdeq.errors import InputError, StoreError, UsageError
 from sheafdeq.training.engines.worker import EXIT_STORE, EXIT_SUSPENDED, write_plan
-from sheafdeq.training.run import Suspended
+from sheafdeq.training.interrupt import Suspended
 from sheafdeq.training.store import LOCKS_VARIABLE, RunStore, locks_wanted
 from sheafdeq.training.sweep import Budget, Entry, deadline_of
 

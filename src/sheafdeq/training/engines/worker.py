@@ -19,8 +19,10 @@ from typing import Any
 from sheafdeq.errors import RecordError, StoreError
 from sheafdeq.records import read_sealed, write_sealed
 from sheafdeq.training.config import TrainingConfig
+from sheafdeq.training.interrupt import Suspended
 from sheafdeq.training.loop import EpochMetrics
-from sheafdeq.training.run import Busy, Identity, Suspended, train
+from sheafdeq.training.run import Busy, train
+from sheafdeq.training.run_identity import Identity
 from sheafdeq.training.store import RunStore
 from sheafdeq.training.sweep import Budget, Entry
 

@@ -1,0 +1,105 @@
+"""Header and rows of text as a grid: in Markdown, and on the screen (as wide as the terminal, never
+wider, unless all columns are asked for)."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import sys
+from collections.abc import Collection, Sequence
+
+from sheafdeq.printable import printable
+
+__all__ = ["fitted", "markdown_grid", "terminal_width"]
+
+_NARROWEST = 12  # a column is folded to no less than this, or left out
+_GAP = 2
+
+
+def terminal_width(wide: bool = False) -> int | None:
+    """Columns of the terminal; None (no limit) with ``--wide`` and when the output goes to a file
+    or another program."""
+    return None if wide or not sys.stdout.isatty() else shutil.get_terminal_size().columns
+
+
+def markdown_grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; the cells are Markdown already, so text of strangers is escaped before."""
+
+    def line(words: Sequence[str]) -> str:
+        return "| " + " | ".join(words) + " |"
+
+    return "\n".join([line(header), line(["---"] * len(header)), *map(line, rows)])
+
+
+def fitted(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    width: int | None,
+    right: Collection[int] = (),
+    rules: bool = False,
+) -> str:
+    """The table as lines of at most ``width`` characters (None: as long as they need).
+
+    Cells that are too long are folded; columns for which even that leaves no room are left out from
+    the right and named. Columns numbered in ``right`` are aligned to the right; ``rules`` draws
+    lines around the header and at the end.
+    """
+    lines = [[printable(cell) for cell in line] for line in (header, *rows)]
+    widths = [max(len(line[k]) for line in lines) for k in range(len(header))]
+    left_out: list[str] = []
+    if width is not None and _total(widths) > width:
+        while len(widths) > 1 and _total([min(w, _NARROWEST) for w in widths]) > width:
+            left_out.insert(0, lines[0][len(widths) - 1])
+            widths.pop()
+        text = _folded([line[: len(widths)] for line in lines], width, right, rules)
+    else:
+        text = _plain(lines, widths, right, rules)
+    if left_out:
+        text += f"not shown for want of width: {', '.join(left_out)} (--wide shows every column)\n"
+    return text
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + _GAP * (len(widths) - 1)
+
+
+def _plain(
+    lines: Sequence[Sequence[str]], widths: Sequence[int], right: Collection[int], rules: bool
+) -> str:
+    shown = [
+        (" " * _GAP).join(
+            cell.rjust(w) if k in right else cell.ljust(w)
+            for k, (cell, w) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    ]
+    rule = ["-" * _total(widths)] if rules else []
+    return "\n".join(line.rstrip() for line in [*rule, shown[0], *rule, *shown[1:], *rule]) + "\n"
+
+
+def _folded(lines: Sequence[Sequence[str]], width: int, right: Collection[int], rules: bool) -> str:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        box=box.HORIZONTALS if rules else None,
+        padding=(0, _GAP, 0, 0),
+        pad_edge=False,
+        show_edge=rules,
+    )
+    for k, cell in enumerate(lines[0]):
+        table.add_column(
+            Text(cell),
+            justify="right" if k in right else "left",
+            overflow="fold",
+            min_width=min(6, len(cell)),
+        )
+    for line in lines[1:]:
+        table.add_row(*map(Text, line))
+    stream = io.StringIO()
+    Console(
+        file=stream, width=width, color_system=None, highlight=False, legacy_windows=False
+    ).print(table)
+    return "".join(line.rstrip() + "\n" for line in stream.getvalue().splitlines())

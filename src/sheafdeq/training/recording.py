@@ -1,0 +1,155 @@
+"""The record of a finished run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import resource
+import sys
+import time
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import sheafdeq
+from sheafdeq.data import Task
+from sheafdeq.equilibrium import EQUILIBRIUM_STEPS, EquilibriumModel
+from sheafdeq.records import Best, ModelFacts, RunRecord, SolveFacts, TaskFacts, finite
+from sheafdeq.registry import model_spec
+from sheafdeq.training.config import TrainingConfig
+from sheafdeq.training.loop import Evaluation, Trainer
+from sheafdeq.training.run_identity import Identity
+from sheafdeq.training.saved_state import Clock
+
+__all__ = [
+    "record_of",
+]
+
+
+def _recorded(config: TrainingConfig, start: str | None) -> dict[str, Any]:
+    """The configuration as a record keeps it: the checkpoint it starts from is named by content,
+    not by its place."""
+    payload = config.payload()
+    return payload if start is None else {**payload, "init_from": start}
+
+
+def record_of(
+    config: TrainingConfig,
+    task: Task,
+    trainer: Trainer,
+    evaluation: Evaluation,
+    identity: Identity | None,
+    clock: Clock,
+    began_at: int,
+    engine: str,
+    start: str | None,
+) -> RunRecord:
+    """What a run says about itself; the checkpoint's digests are added when it is filed."""
+    spec = model_spec(config.model.name)
+    options = {**spec.options, **config.model.options}
+    curves: dict[str, list[Any]] = {
+        "loss": [finite(value, 5) for value in trainer.curves["loss"]],
+        "validation": [finite(value, 6) for value in trainer.curves["validation"]],
+        "test": [[epoch, finite(value, 6)] for epoch, value in trainer.curves["test"]],
+    }
+    return RunRecord(
+        id=identity.id if identity else "",
+        config=_recorded(config, start),
+        task=TaskFacts(
+            name=task.name,
+            title=task.title,
+            level=config.task.level,
+            split=config.task.split,
+            options=dict(task.options),
+            digest=task.digest,
+            score=task.score_name,
+            constant_score=finite(task.constant_score),
+        ),
+        model=ModelFacts(
+            name=spec.name,
+            title=spec.title,
+            family=spec.family,
+            options=options,
+            parameters=trainer.model.num_parameters(),
+        ),
+        code=identity.code() if identity else {},
+        epochs=trainer.epoch,
+        stopped=trainer.stopped or "",
+        best=Best(epoch=trainer.best_epoch, validation=trainer.best),
+        scores=evaluation.scores,
+        metrics={
+            split: {name: finite(value) for name, value in values.items()}
+            for split, values in evaluation.metrics.items()
+        },
+        solves=_solve_facts(trainer, evaluation),
+        curves={name: values for name, values in curves.items() if values or name != "test"},
+        checkpoint={},
+        timing={
+            **clock.total(),
+            "epochs_in_this_attempt": trainer.epoch - began_at,
+            "peak_memory_megabytes": round(_peak_memory() / 2**20, 1),
+            "threads": config.threads,
+            "engine": engine,
+            "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "machine": _machine(),
+        },
+    )
+
+
+def _solve_facts(trainer: Trainer, evaluation: Evaluation) -> SolveFacts | None:
+    if not isinstance(trainer.model, EquilibriumModel) or not evaluation.statuses:
+        return None
+    solver = trainer.model.solver
+    if trainer.model.guaranteed:  # judged at the equilibrium, see training.loop.judged
+        return SolveFacts(
+            to_tolerance=True,
+            steps=EQUILIBRIUM_STEPS,
+            tolerance=evaluation.tolerance,
+            training=trainer.statuses,
+            final=evaluation.statuses,
+            residual=_finite_or_none(evaluation.residual),
+            at_equilibrium=True,
+            distance=evaluation.distance,
+        )
+    # models with a minimiser of their own (EnergyGNN)
+    own = getattr(trainer.model, "tolerance", None)
+    return SolveFacts(
+        to_tolerance=own is not None or bool(getattr(solver, "stop_early", False)),
+        steps=solver.steps,
+        tolerance=own if own is not None else evaluation.tolerance,
+        training=trainer.statuses,
+        final=evaluation.statuses,
+        residual=_finite_or_none(evaluation.residual),
+        distance=evaluation.distance,
+    )
+
+
+def _finite_or_none(value: float | None) -> float | None:
+    return None if value is None else finite(value)
+
+
+def _peak_memory() -> int:
+    """Largest resident size of this process so far, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+@lru_cache(maxsize=1)
+def _machine() -> dict[str, Any]:
+    processor = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                processor = line.split(":", 1)[1].strip()
+                break
+    return {
+        "processor": processor,
+        "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "sheafdeq": sheafdeq.__version__,
+    }
