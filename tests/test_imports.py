@@ -84,6 +84,7 @@ ALLOWED = {
         "errors",
         "models",
         "identity",
+        "machine",
         "threads",
     },
     # of training the configurations and recipes, by which rows are named
@@ -114,6 +115,7 @@ ALLOWED = {
         "errors",
     },
     "distributed": {  # of training only how Ray is started safely
+        "machine",
         "training",
         "data",
         "recurrence",
@@ -127,6 +129,8 @@ ALLOWED = {
         "errors",
         "__version__",
     },
+    "machine": set(),
+    "speed": {"data", "kernels", "machine", "models", "recurrence", "records", "registry"},
     "evaluation": {"data", "equilibrium", "records", "training", "errors"},
 }
 

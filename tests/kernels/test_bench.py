@@ -4,14 +4,21 @@ kernel's."""
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+import sheafdeq
 from sheafdeq.cli import main
-from sheafdeq.cli.bench import Work, _peer, operation_count
 from sheafdeq.data.community import community_graph
 from sheafdeq.recurrence import Incidence
+from sheafdeq.speed.message_passing import MessagePassingStep
+from sheafdeq.speed.work import Work, operation_count
 
 
 def test_the_peer_is_the_same_map_with_the_same_gradients() -> None:
@@ -22,7 +29,7 @@ def test_the_peer_is_the_same_map_with_the_same_gradients() -> None:
     incidence = Incidence.of(double)
     context = work.model.prepare(double)
     state = (torch.rand(60, 48, dtype=torch.float64) + 0.5).requires_grad_()
-    peer = _peer().MessagePassingStep(work.model)
+    peer = MessagePassingStep(work.model)
     ours = work.model.step(state, context)
     theirs = peer(state, context.drive, double.edge_index, incidence.degree, incidence.edge_weight)
     torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
@@ -54,6 +61,28 @@ def test_operations_are_counted_by_hand_for_one_edge_and_node() -> None:
 def test_unknown_flags_are_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--fast"]) == 2
     assert "--fast" in capsys.readouterr().err
+
+
+def test_it_runs_where_there_is_the_package_alone(tmp_path: Path) -> None:
+    """As from an installed wheel: no file of the source tree is beside the package."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(Path(sheafdeq.__file__).parent, tmp_path / "sheafdeq", ignore=ignored)
+    script = (
+        "import sheafdeq, sys; from sheafdeq.speed.work import Work; "
+        "from sheafdeq.data.community import community_graph; "
+        "Work(community_graph(42, level=7, nodes=60)[0]).training_pass('pyg', warm=True); "
+        "print(sheafdeq.__file__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()) == tmp_path / "sheafdeq" / "__init__.py"
 
 
 @pytest.mark.slow

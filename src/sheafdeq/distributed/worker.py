@@ -9,7 +9,6 @@ Versions are ``solve * 2^40 + round``, so letters of an earlier solve are never 
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from sheafdeq.distributed.tape import Piece, Tape
 from sheafdeq.distributed.yardstick import metric_residuals
 from sheafdeq.equilibrium import EquilibriumModel
 from sheafdeq.errors import InputError
+from sheafdeq.machine import peak_memory
 from sheafdeq.solvers import Picard
 from sheafdeq.solvers.iterate import per_graph_max
 
@@ -726,13 +726,3 @@ class Worker:
                 rows = torch.cat([self.state, self.halo])
                 tensors["outputs"] = self.model.readout(rows, self.context)[: self.part.own]  # type: ignore[operator]
         return [Message("fetched", {**self._facts(), "memory": peak_memory()}, tensors)]
-
-
-def peak_memory() -> int | None:
-    """Largest resident memory of this process so far, in bytes, where the system tells."""
-    try:
-        import resource
-    except ImportError:
-        return None
-    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return largest if sys.platform == "darwin" else largest * 1024

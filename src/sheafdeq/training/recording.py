@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
-import resource
-import sys
 import time
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +12,7 @@ import torch
 import sheafdeq
 from sheafdeq.data import Task
 from sheafdeq.equilibrium import EQUILIBRIUM_STEPS, EquilibriumModel
+from sheafdeq.machine import peak_memory, processor_name
 from sheafdeq.records import Best, ModelFacts, RunRecord, SolveFacts, TaskFacts, finite
 from sheafdeq.registry import model_spec
 from sheafdeq.training.config import TrainingConfig
@@ -90,7 +86,7 @@ def record_of(
         timing={
             **clock.total(),
             "epochs_in_this_attempt": trainer.epoch - began_at,
-            "peak_memory_megabytes": round(_peak_memory() / 2**20, 1),
+            "peak_memory_megabytes": round((peak_memory() or 0) / 2**20, 1),
             "threads": config.threads,
             "engine": engine,
             "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -131,22 +127,9 @@ def _finite_or_none(value: float | None) -> float | None:
     return None if value is None else finite(value)
 
 
-def _peak_memory() -> int:
-    """Largest resident size of this process so far, in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
-@lru_cache(maxsize=1)
 def _machine() -> dict[str, Any]:
-    processor = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                processor = line.split(":", 1)[1].strip()
-                break
     return {
-        "processor": processor,
+        "processor": processor_name(),
         "cores": os.cpu_count(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),

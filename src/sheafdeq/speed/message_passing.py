@@ -9,20 +9,25 @@ edges, and autograd keeps every intermediate.
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch_geometric.nn import MessagePassing
+
+from sheafdeq.models.sheaf_deq import SheafDEQ
+
+__all__ = ["MessagePassingStep"]
 
 
 class MessagePassingStep(MessagePassing):
     """T(H) = tanh(P_{F(H)} (I (x) W_1) H W_2) + beta + B on the parameters of a given SheafDEQ."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: SheafDEQ) -> None:
         super().__init__(aggr="add", node_dim=0)
         self.model = model
 
     def forward(
         self, state: Tensor, drive: Tensor, edge_index: Tensor, degree: Tensor, edge_weight: Tensor
     ) -> Tensor:
+        """One step (n, c) -> (n, c)."""
         model = self.model
         n, d, q = len(state), model.stalk_dim, model.channels
         rows = state.view(n, d, q)
@@ -50,6 +55,7 @@ class MessagePassingStep(MessagePassing):
         degree_i: Tensor,
         edge_weight: Tensor,
     ) -> Tensor:
+        """What one stored edge adds to its target, (e, d, q)."""
         d = self.model.stalk_dim
         both = torch.cat([normalised_j, normalised_i], dim=1)
         source = self.model.source_maps(both).view(-1, d, d)

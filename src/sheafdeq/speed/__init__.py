@@ -1,0 +1,1 @@
+"""Speed and memory of the fused step beside its peers (``sheafdeq bench``)."""

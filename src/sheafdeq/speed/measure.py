@@ -1,0 +1,220 @@
+"""Everything ``sheafdeq bench`` reports, as plain data."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from sheafdeq.data.community import community_graph
+from sheafdeq.data.graph import Graph
+from sheafdeq.kernels.native_module import native_available, native_description
+from sheafdeq.machine import processor_name
+from sheafdeq.registry import COMMUNITY, build_model
+from sheafdeq.registry import MODELS as REGISTERED
+from sheafdeq.speed.memory import high_water, in_child, memory_in_child
+from sheafdeq.speed.work import STEPS, Work, community_batch, operation_count
+
+__all__ = [
+    "MODELS",
+    "OPTIONS",
+    "SCALES",
+    "measure",
+    "scale_row",
+]
+
+
+MODELS = (
+    "ignn",
+    "eignn",
+    "appnp",
+    "graph-attn-deq",
+    "loop-transformer",
+    "strong-sheaf",
+    "sheaf-cascade",
+    "dnsd",
+    "nsd",
+)
+
+# equal depth and maps
+OPTIONS: dict[str, dict[str, Any]] = {
+    "nsd": {"maps": "full", "layers": STEPS},
+    "dnsd": {"maps": "full"},
+}
+
+SCALES = (10**4, 10**5, 10**6, 10**7)
+
+
+def measure(*, quick: bool = False, scale: bool = False) -> dict[str, Any]:
+    """Everything the command reports, as plain data."""
+    before = torch.get_num_threads()
+    rounds = 2 if quick else 5
+    graph = community_batch(quick)
+    work = Work(graph)
+    names = ["pyg", "reference", *(["native"] if native_available() else [])]
+    notes: list[str] = []
+    if not quick:
+        try:
+            work.step("compiled")(work.state, work.drive)
+            names.append("compiled")
+        except (
+            Exception
+        ) as error:  # a machine without a working compiler for PyTorch: say so and go on
+            notes.append(f"torch.compile of the peer failed here: {type(error).__name__}")
+    try:
+        torch.set_num_threads(1)
+        peaks = []
+        seconds: dict[str, float] = {}
+        for round_number in range(rounds):
+            peaks.append(_peak_rate())
+            for name in names:
+                if name in ("pyg", "reference", "compiled") and round_number >= 3:
+                    continue  # slow rows: three runs are enough for a minimum
+                seconds[name] = min(
+                    seconds.get(name, float("inf")), _clock(partial(work.training_pass, name))
+                )
+        threads = min(2, os.cpu_count() or 1)
+        scaling = None
+        if "native" in seconds and threads > 1:
+            pair = {1: float("inf"), threads: float("inf")}
+            for _ in range(rounds):
+                for count in pair:
+                    torch.set_num_threads(count)
+                    work.training_pass("native", warm=True)
+                    pair[count] = min(pair[count], _clock(partial(work.training_pass, "native")))
+            torch.set_num_threads(1)
+            seconds["native"] = min(seconds["native"], pair[1])
+            seconds[f"native, {threads} threads"] = pair[threads]
+            scaling = pair[1] / pair[threads]
+        models = _model_rows(graph, 1 if quick else 2)
+        sizes = SCALES[:2] if quick else SCALES[: 4 if scale else 3]
+        growth = [in_child(f"scale:{size}", quick) for size in sizes] if "native" in seconds else []
+    finally:
+        torch.set_num_threads(before)
+    memory: dict[str, int] = {
+        name: memory_in_child(name, quick)
+        for name in ("pyg", "reference", "native")
+        if name in seconds
+    }
+    fastest = seconds.get("native")
+    operations = operation_count(graph.num_nodes, graph.num_edges, work.d, work.q, work.h, STEPS)
+    rate = max(peaks)
+    rows = [
+        {
+            "name": name,
+            "seconds": value,
+            "speedup_over_pyg": seconds["pyg"] / value,
+            "memory_bytes": memory.get(name),
+        }
+        for name, value in seconds.items()
+    ]
+    return {
+        "speedup_over_pyg": seconds["pyg"] / fastest if fastest else None,
+        "times_arithmetic_limit": fastest * rate / operations["total"] if fastest else None,
+        "times_arithmetic_limit_without_recomputation": (
+            fastest * rate / (operations["total"] - operations["recomputed"]) if fastest else None
+        ),
+        "memory_ratio": memory["pyg"] / max(memory["native"], 1) if "native" in memory else None,
+        "thread_scaling": scaling,
+        "growth": max(r["nanoseconds_per_edge"] for r in growth)
+        / min(r["nanoseconds_per_edge"] for r in growth)
+        if growth
+        else None,
+        "rows": rows,
+        "models": models,
+        "scales": growth,
+        "operations": operations,
+        "peak_operations_per_second": rate,
+        "nodes": graph.num_nodes,
+        "edges": graph.num_edges,
+        "steps": STEPS,
+        "machine": _machine(),
+        "kernel": native_description(),
+        "notes": notes,
+    }
+
+
+def _clock(work: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def _peak_rate() -> float:
+    """Operations a second of a large matrix product: the arithmetic the machine can really do, one
+    thread."""
+    size = 1536
+    a, b = torch.rand(size, size), torch.rand(size, size)
+    a @ b
+    return 2.0 * size**3 / min(_clock(lambda: a @ b) for _ in range(4))
+
+
+def _model_rows(graph: Any, repeats: int) -> list[dict[str, Any]]:
+    """A training pass of every model at the community sizes (c = 48, K = 20), fused SheafDEQ
+    first."""
+    rows = []
+    for name in ("sheafdeq", *MODELS):
+        if name not in REGISTERED:
+            continue
+        torch.manual_seed(0)
+        model = build_model(name, COMMUNITY, **OPTIONS.get(name, {}))
+
+        def training_pass(model: Any = model) -> None:
+            model.zero_grad(set_to_none=True)
+            model.run(graph).logits.sum().backward()
+
+        training_pass()
+        rows.append({"name": name, "seconds": min(_clock(training_pass) for _ in range(repeats))})
+    return rows
+
+
+def scale_row(edges: int) -> dict[str, Any]:
+    """Time per edge of a training pass on about ``edges`` stored edges: community graphs side by
+    side.
+
+    Runs in a process of its own, so that the peak is that of this row alone (with the interpreter
+    and PyTorch). Every row is
+    warm: some steps forward and backward come first, so that the tables which live with the graph
+    are there.
+    """
+    torch.set_num_threads(1)
+    part, _ = community_graph(42, level=7)
+    copies = max(1, round(edges / part.num_edges))
+    graph = Graph.union([part] * copies)
+    work = Work(graph)
+    steps = 2 if edges < 10**7 else STEPS
+    step = work.step("native")
+
+    def training_pass(count: int) -> None:
+        state = work.state
+        for _ in range(count):
+            state = step(state, work.drive)
+        work.model.zero_grad(set_to_none=True)
+        state.sum().backward()
+
+    training_pass(min(steps, 2))
+    repeats = max(1, min(20, 2 * 10**6 // edges))
+    seconds = min(_clock(partial(training_pass, steps)) for _ in range(repeats))
+    return {
+        "edges": graph.num_edges,
+        "nodes": graph.num_nodes,
+        "steps": steps,
+        "seconds": seconds,
+        "nanoseconds_per_edge": seconds / steps / graph.num_edges * 1e9,
+        "peak_memory_bytes": high_water(),
+    }
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "processor": processor_name(),
+        "cores": os.cpu_count(),
+        "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
