@@ -70,6 +70,15 @@ ALLOWED = {
         "diagnostics",
         "errors",
     },
+    "predictions": {  # of report only the look of figures
+        "certificates",
+        "data",
+        "equilibrium",
+        "errors",
+        "models",
+        "report",
+        "solvers",
+    },
     "training": {
         "data",
         "equilibrium",

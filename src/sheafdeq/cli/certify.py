@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sheafdeq.cli.arguments import output_folder, present_folder, seed_number, whole_number
+from sheafdeq.cli.predictions import add_prediction_options, refused_or_wanted, run_predictions
 from sheafdeq.errors import InputError, SheafDEQError, UsageError
 
 SCHEMA = "sheafdeq.certificate/2"
@@ -114,6 +115,7 @@ def configure(commands: Any) -> None:
         help="write certificates (and witness states) into this folder",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_prediction_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -129,6 +131,8 @@ def run(options: Any) -> int:
         )
     if options.threads is not None:
         torch.set_num_threads(options.threads)
+    if refused_or_wanted(options):
+        return run_predictions(options)
     if options.audit is not None:
         return _audit(options)
     if options.audit_solves is not None:

@@ -1,0 +1,155 @@
+"""``sheafdeq certify RUN --predictions``: which labels of a trained run are proved."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sheafdeq.cli.arguments import real_number, whole_number
+from sheafdeq.errors import UsageError
+
+if TYPE_CHECKING:
+    from sheafdeq.cli.subject import Subject
+    from sheafdeq.equilibrium import EquilibriumModel
+    from sheafdeq.predictions import Predictions
+
+SCHEMA = "sheafdeq.predictions/1"
+
+
+def add_prediction_options(parser: Any) -> None:
+    """The options ``certify`` has for predictions."""
+    group = parser.add_argument_group("predictions (docs/predictions.md)")
+    group.add_argument(
+        "--predictions",
+        action="store_true",
+        help="prove the labels of RUN: at its exact equilibrium, under every bounded delay",
+    )
+    group.add_argument(
+        "--radius",
+        type=real_number(0.0),
+        nargs="+",
+        metavar="R",
+        help="with --predictions: for all node features within R (maximum norm); several R make a "
+        "curve (default 0)",
+    )
+    group.add_argument(
+        "--attack",
+        type=whole_number(1, 10_000),
+        metavar="RESTARTS",
+        help="with --predictions and R > 0: gradient ascent against every node, beside the proof",
+    )
+
+
+def refused_or_wanted(options: Any) -> bool:
+    """Whether predictions are asked for; options that only they have are refused without."""
+    if not options.predictions:
+        for name in ("radius", "attack"):
+            if getattr(options, name) is not None:
+                raise UsageError(f"--{name} belongs to --predictions")
+        return False
+    if options.subject is None:
+        raise UsageError("--predictions examines one trained RUN: name its directory")
+    return True
+
+
+def run_predictions(options: Any) -> int:
+    """Prove, print, and write what is asked for."""
+    from sheafdeq.cli.subject import load_subject, write_record
+    from sheafdeq.equilibrium import EquilibriumModel
+    from sheafdeq.predictions import certify_predictions, prediction_figures
+    from sheafdeq.records import RECORD_FILE
+
+    path = Path(options.subject)
+    if not (path / RECORD_FILE).is_file():
+        raise UsageError(f"{path}: --predictions needs a run directory, with its record and model")
+    if options.task is not None or options.level is not None:
+        raise UsageError("--predictions examines a run on its own task: leave --task, --level out")
+    subject = load_subject(path, options.split, options.graph)
+    if subject.task.objective.kind != "node classification":
+        raise UsageError(
+            f"{path}: {subject.task.title} asks for {subject.task.objective.kind}, and only labels "
+            "of nodes are proved"
+        )
+    radii = sorted(set(options.radius or [0.0]))
+    model = subject.model
+    assert isinstance(model, EquilibriumModel)  # load_subject lets no other pass
+    rows: list[dict[str, Any]] = []
+    results: list[Predictions] = []
+    for radius in radii:
+        state = results[0].state if results else None  # one state serves all radii
+        result = certify_predictions(model, subject.split.graph, radius=radius, state=state)
+        row = _row(subject, model, result, options)
+        results.append(result)
+        rows.append(row)
+        if not options.json:
+            print(result.report())
+            print(_line(row), flush=True)
+    payload = {
+        "schema": SCHEMA,
+        **subject.facts(),
+        "command": _command(subject, options),
+        "threads": options.threads,
+        "curve": rows,
+        "predictions": [result.to_json() for result in results],
+    }
+    if options.out:
+        written = write_record(options.out, f"{subject.file_name}-{subject.graph_label}", payload)
+        print(f"wrote {written}", file=sys.stderr)
+        for figure in prediction_figures(payload, results, subject.split, written):
+            print(f"wrote {figure}", file=sys.stderr)
+    if options.json:
+        print(json.dumps(payload))
+    return 0
+
+
+def _row(
+    subject: Subject, model: EquilibriumModel, result: Predictions, options: Any
+) -> dict[str, Any]:
+    from sheafdeq.predictions import attack
+
+    split = subject.split
+    scores = result.scores(split.target, split.mask)
+    row = {"radius": result.radius, **scores.to_json(), "seconds": result.seconds}
+    if options.attack is not None and result.radius > 0:
+        found = attack(
+            model, split.graph, result.radius, restarts=options.attack, seed=options.seed
+        )
+        row["attack"] = {
+            "restarts": found.restarts,
+            "ascents": found.ascents,
+            "accuracy": found.accuracy(split.target, split.mask),
+            "labels_changed": int(found.changed.sum()),
+            "proved_labels_changed": int((found.changed & result.proved).sum()),
+        }
+    return row
+
+
+def _line(row: dict[str, Any]) -> str:
+    text = (
+        f"  scored nodes: {row['proved']} of {row['nodes']} proved ({100 * row['share']:.2f} %), "
+        f"{row['proved_right']} of them right; {row['right']} right in all; {row['seconds']:.1f} s"
+    )
+    if "attack" in row:
+        found = row["attack"]
+        text += (
+            f"\n  attack ({found['restarts']} restarts): {100 * found['accuracy']:.2f} % right "
+            f"under it, {found['labels_changed']} labels changed, "
+            f"{found['proved_labels_changed']} of them proved"
+        )
+    return text
+
+
+def _command(subject: Subject, options: Any) -> str:
+    from sheafdeq.cli.subject import command_line
+
+    return command_line(
+        "certify",
+        subject,
+        predictions=True,
+        split=None if options.split == "test" else options.split,
+        graph=options.graph,
+        radius=options.radius,
+        attack=options.attack,
+    )

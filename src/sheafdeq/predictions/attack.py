@@ -1,0 +1,97 @@
+"""The strongest change of the features that gradient ascent finds within a radius.
+
+Projected gradient ascent in the maximum norm: features move by the sign of the gradient of the lead
+that is to be lost, and are put back into x +- R after every move. All nodes share one change of all
+features; a restart draws which nodes it is after (the first is after all of them), and the change
+ends in a corner of the box or wherever the ascent takes it. Labels are read at the equilibrium of
+the changed graph. An attack proves nothing about nodes it spares; a proved node it must spare.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sheafdeq.data.graph import Graph
+from sheafdeq.equilibrium import EquilibriumModel
+
+__all__ = ["Attack", "attack"]
+
+TARGETED = 0.1
+"""Share of the nodes a restart is after, from the second on."""
+
+
+@dataclass(frozen=True, eq=False)
+class Attack:
+    """What the ascent found."""
+
+    radius: float
+    restarts: int
+    ascents: int
+    label: Tensor  # (n,) labels at the stored features
+    changed: Tensor  # (n,) bool: some change within the radius gave another label
+    surviving: Tensor  # (n,) the smallest lead of the own label that was seen
+
+    def accuracy(self, target: Tensor, mask: Tensor | None = None) -> float:
+        """Share of the nodes that were right and stayed so under every change tried."""
+        right = (self.label == target) & ~self.changed
+        chosen = right if mask is None else right[mask]
+        return float(chosen.double().mean()) if chosen.numel() else 1.0
+
+
+def attack(
+    model: EquilibriumModel,
+    graph: Graph,
+    radius: float,
+    *,
+    restarts: int = 20,
+    ascents: int = 10,
+    seed: int = 0,
+    tolerance: float = 1e-7,
+) -> Attack:
+    """Search for features within ``radius`` that change labels; ``ascents`` moves a restart."""
+    generator = torch.Generator().manual_seed(seed)
+    model = model.eval()
+    with torch.no_grad():
+        label = model.run_to_equilibrium(graph, tolerance=tolerance).logits.argmax(1)
+    changed = torch.zeros_like(label, dtype=torch.bool)
+    surviving = torch.full(label.shape, torch.inf, dtype=graph.x.dtype)
+    for restart in range(restarts):
+        noise = torch.rand(graph.x.shape, generator=generator, dtype=torch.float64).to(graph.x)
+        shift = radius * (2 * noise - 1)
+        after = torch.rand(label.shape, generator=generator, dtype=torch.float64) < TARGETED
+        if restart == 0 or not bool(after.any()):
+            after = torch.ones_like(after)
+        for ascent in range(ascents):
+            shift.requires_grad_()
+            with torch.enable_grad():
+                logits = model.run(graph.with_features(graph.x + shift)).logits
+                loss = _lead(logits, label)[after].sum()
+                (gradient,) = torch.autograd.grad(loss, shift)
+            pace = radius * (1.0 if ascent == 0 else 2.0 / (ascent + 1))
+            shift = (shift.detach() - pace * gradient.sign()).clamp(-radius, radius)
+        with torch.no_grad():
+            moved = _within(graph.x, shift, radius)
+            logits = model.run_to_equilibrium(
+                graph.with_features(moved), tolerance=tolerance
+            ).logits
+            lead = _lead(logits, label)
+        surviving = torch.minimum(surviving, lead)
+        changed |= logits.argmax(1) != label
+    return Attack(radius, restarts, ascents, label, changed, surviving)
+
+
+def _within(x: Tensor, shift: Tensor, radius: float) -> Tensor:
+    """x + shift with no entry rounded out of the box."""
+    moved = x + shift
+    outside = (moved.double() - x.double()).abs() > radius
+    return torch.where(outside, x, moved)
+
+
+def _lead(logits: Tensor, label: Tensor) -> Tensor:
+    """(n,) the label's logit minus the largest other."""
+    own = logits.gather(1, label.unsqueeze(1)).squeeze(1)
+    others = logits.scatter(1, label.unsqueeze(1), -torch.inf).amax(1)
+    return own - others

@@ -1,0 +1,234 @@
+"""``certify_predictions``: which labels of a model on a graph are proved.
+
+One rule for each model type, as for convergence certificates. A rule gets a state refined in
+float64 and encloses the equilibrium near it; labels follow (:mod:`.lead`).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sheafdeq.certificates import Certificate, Level, Verdict, certify
+from sheafdeq.data.graph import Graph
+from sheafdeq.equilibrium import EquilibriumModel
+from sheafdeq.errors import InputError
+from sheafdeq.models import SheafCascade
+from sheafdeq.predictions.lead import leads
+from sheafdeq.predictions.predictions import Predictions
+from sheafdeq.predictions.tower import enclosed_tower
+from sheafdeq.solvers import Picard
+
+__all__ = ["Enclosed", "certify_predictions", "refined"]
+
+REFINEMENT = Picard(steps=2000, tolerance=4e-15, stop_early=True)
+"""How a state is refined before it is examined; whatever it reaches, the bound is proved."""
+TIE = 1e-9
+"""Leads below this share of the largest logit are called ties when they are not proved."""
+
+
+@dataclass(frozen=True, eq=False)
+class Enclosed:
+    """What a rule hands back: the rows the readout reads, and how far they are from the truth."""
+
+    rows: Tensor  # (n, c) the columns of the state that are read
+    reach: Tensor | None  # (n, c) in log coordinates; None when nothing is enclosed
+    reason: str | None
+    grounds: str
+    delays: bool
+    weight: Tensor  # (o, c) of the readout
+    bias: Tensor | None
+    norm: nn.LayerNorm | None
+    levels: tuple[dict[str, float], ...] = ()
+
+
+Rule = Callable[[Any, Graph, Tensor, float, Certificate], Enclosed]
+
+
+def certify_predictions(
+    model: EquilibriumModel, graph: Graph, *, radius: float = 0.0, state: Tensor | None = None
+) -> Predictions:
+    """Which labels are proved, for the stored features or for all within ``radius`` of them.
+
+    Args:
+        model: a :class:`SheafCascade` (other types answer why nothing is enclosed).
+        graph: the graph; model and graph are copied to float64 first.
+        radius: R >= 0, in the maximum norm over all node features at once.
+        state: a state to examine (n, columns); by default one is iterated to rest in float64.
+    """
+    if not isinstance(model, EquilibriumModel):
+        raise InputError(f"{type(model).__name__} has no equilibrium, so its labels have no proof")
+    if not (math.isfinite(radius) and radius >= 0):
+        raise InputError(f"radius must be a finite number, 0 or more, got {radius!r}")
+    started = time.perf_counter()
+    model = copy.deepcopy(model).to("cpu", torch.float64).eval()
+    graph = graph.to("cpu", torch.float64)
+    model.check(graph)
+    if model.out_channels < 2:
+        raise InputError(
+            f"the model has {model.out_channels} output: labels need one output for each class"
+        )
+    state = refined(model, graph) if state is None else _checked(state, model, graph)
+    rule = _RULES.get(type(model))
+    if graph.num_nodes == 0:
+        return _nothing(model, graph, radius, state, "a graph without nodes", started)
+    if rule is None:
+        known = ", ".join(kind.__name__ for kind in _RULES)
+        reason = f"no enclosure is known for {type(model).__name__} (known: {known})"
+        return _nothing(model, graph, radius, state, reason, started)
+    certificate = certify(model, graph, equilibrium=state, effort="quick")
+    objection = _objection(model, certificate)
+    if objection is not None:
+        return _nothing(model, graph, radius, state, objection, started)
+    enclosed = rule(model, graph, state, radius, certificate)
+    return _judged(model, graph, radius, state, enclosed, started)
+
+
+@torch.no_grad()
+def refined(model: EquilibriumModel, graph: Graph) -> Tensor:
+    """The state that float64 iteration reaches."""
+    context = model.prepare(graph)
+    return model.solve_to_equilibrium(context, graph, REFINEMENT).value
+
+
+def _checked(state: Tensor, model: EquilibriumModel, graph: Graph) -> Tensor:
+    with torch.no_grad():
+        start = model.initial_state(model.prepare(graph))
+    state = state.detach().to("cpu", torch.float64)
+    if state.shape != start.shape:
+        raise InputError(f"the state must be {tuple(start.shape)}, got {tuple(state.shape)}")
+    if not bool(torch.isfinite(state).all()) or not bool((state > 0).all()):
+        raise InputError("the state must be finite and positive in every entry")
+    return state
+
+
+def _objection(model: EquilibriumModel, certificate: Certificate) -> str | None:
+    """Why the theorem behind a guaranteed model does not speak of this object."""
+    if "readout" in vars(model):
+        return "'readout' was replaced on this object"
+    if certificate.verdict is not Verdict.CERTIFIED or certificate.level is not Level.GLOBAL:
+        return f"convergence is not certified: {certificate.reason or certificate.verdict}"
+    return None
+
+
+def _nothing(
+    model: EquilibriumModel, graph: Graph, radius: float, state: Tensor, reason: str, started: float
+) -> Predictions:
+    with torch.no_grad():
+        logits = model.readout(state, model.prepare(graph))  # type: ignore[operator]
+    n = len(logits)
+    top = logits.topk(2, 1).values
+    return Predictions(
+        type(model).__name__,
+        repr(graph),
+        radius,
+        logits.argmax(1),
+        torch.zeros(n, dtype=torch.bool),
+        logits.new_full((n,), torch.nan),
+        top[:, 0] - top[:, 1],
+        logits.new_full((n,), torch.inf),
+        (f"{_kind(reason)}: {reason}",) * n,
+        "nothing",
+        reason,
+        False,
+        (),
+        state,
+        None,
+        time.perf_counter() - started,
+    )
+
+
+def _kind(reason: str) -> str:
+    """rate or coupling, where the reason says so."""
+    return next((word for word in ("rate", "coupling") if f"({word})" in reason), "no enclosure")
+
+
+def _judged(
+    model: EquilibriumModel,
+    graph: Graph,
+    radius: float,
+    state: Tensor,
+    enclosed: Enclosed,
+    started: float,
+) -> Predictions:
+    if enclosed.reach is None:
+        reason = enclosed.reason or "no enclosure was found"
+        return _nothing(model, graph, radius, state, reason, started)
+    try:
+        lead = leads(enclosed.rows, enclosed.reach, enclosed.weight, enclosed.bias, enclosed.norm)
+    except ArithmeticError as error:
+        return _nothing(model, graph, radius, state, f"readout: {error} (coupling)", started)
+    proved = lead.least > 0
+    distance = enclosed.reach.amax(1) if enclosed.reach.numel() else enclosed.reach.sum(1)
+    scale = lead.logits.midpoint.abs().amax(1).clamp(min=1e-12) * TIE
+    why = []
+    for i in range(len(proved)):
+        if bool(proved[i]):
+            why.append("")
+        elif float(lead.at_centre[i]) <= float(scale[i]):
+            why.append(f"tie: two labels are within {float(scale[i]):.1g} of each other")
+        else:
+            lost = float(lead.at_centre[i] - lead.least[i])
+            why.append(
+                f"coupling: a lead of {float(lead.at_centre[i]):.3g} against an uncertainty of "
+                f"{lost:.3g}"
+            )
+    return Predictions(
+        type(model).__name__,
+        repr(graph),
+        radius,
+        lead.label,
+        proved,
+        lead.least,
+        lead.at_centre,
+        distance,
+        tuple(why),
+        enclosed.grounds,
+        None,
+        enclosed.delays,
+        enclosed.levels,
+        state,
+        enclosed.reach,
+        time.perf_counter() - started,
+    )
+
+
+# ---------------------------------------------------------------------- rules
+
+
+def _cascade(
+    model: SheafCascade, graph: Graph, state: Tensor, radius: float, certificate: Certificate
+) -> Enclosed:
+    tower = enclosed_tower(model, graph, state, radius)
+    levels = tuple(
+        {
+            "residual": bound.residual,
+            "rate": bound.rate,
+            "gain": bound.gain,
+            "bound": float(bound.reach.max()) if bound.reach.numel() else 0.0,
+            "median bound": float(bound.reach.median()) if bound.reach.numel() else 0.0,
+        }
+        for bound in tower.levels
+    )
+    output: Any = model.output
+    return Enclosed(
+        state[:, -model.width :].contiguous(),
+        tower.top,
+        tower.reason,
+        "Theorem 39 (a verified box level by level) and Theorem 23 (one equilibrium)",
+        True,
+        output.weight.detach(),
+        output.bias.detach(),
+        model.readout_norm,
+        levels,
+    )
+
+
+_RULES: dict[type, Rule] = {SheafCascade: _cascade}

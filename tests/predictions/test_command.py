@@ -1,0 +1,63 @@
+"""``sheafdeq certify RUN --predictions`` as a user calls it."""
+
+import json
+
+import pytest
+
+from sheafdeq.cli import main
+from sheafdeq.records import read_sealed
+
+TASK = ["nodes=24", "train_seeds=[1]", "test_seeds=[2]", "k=3"]
+MODEL = ["levels=2", "level_steps=3", "channels=2", "hidden=4", "edge_hidden=4"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A cascade trained for two epochs on a small community task."""
+    folder = tmp_path_factory.mktemp("runs")
+    words = ["train", "--task", "community", "--level", "10", "--model", "sheaf-cascade"]
+    for option in TASK:
+        words += ["--task-set", option]
+    for option in MODEL:
+        words += ["--set", option]
+    assert main([*words, "--epochs", "2", "--out", str(folder)]) == 0
+    return next(found.parent for found in folder.rglob("record.json"))
+
+
+def test_the_report_the_record_and_the_pictures(run, tmp_path, capsys):
+    capsys.readouterr()
+    words = ["certify", str(run), "--predictions", "--radius", "1e-3", "0", "1e-9"]
+    assert main([*words, "--attack", "2", "--out", str(tmp_path), "--json"]) == 0
+    payload = json.loads(capsys.readouterr().out)
+    assert [row["radius"] for row in payload["curve"]] == [0.0, 1e-9, 1e-3]
+    first = payload["curve"][0]
+    assert first["proved"] == first["nodes"] == 24
+    assert payload["predictions"][0]["is_proved"] == [True] * 24
+    assert all(row["attack"]["proved_labels_changed"] == 0 for row in payload["curve"][1:])
+    (record,) = tmp_path.glob("*.json")
+    assert read_sealed(record)["curve"] == payload["curve"]
+    assert "--predictions" in payload["command"]
+    assert len(list(tmp_path.glob("*.png"))) == 2
+    assert main(["certify", str(run), "--predictions"]) == 0
+    assert "24 of 24 labels proved" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--radius", "1"], "--predictions"),
+        (["--attack", "1"], "--predictions"),
+        (["--predictions", "--radius", "-1"], "at least 0"),
+        (["--predictions", "--task", "counting"], "own task"),
+    ],
+)
+def test_wrong_use_is_told(run, words, message, capsys):
+    assert main(["certify", str(run), *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_run_is_needed(capsys):
+    assert main(["certify", "--predictions"]) == 2
+    assert "RUN" in capsys.readouterr().err
+    assert main(["certify", "sheaf-cascade", "--predictions"]) == 2
+    assert "run directory" in capsys.readouterr().err
