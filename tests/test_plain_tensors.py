@@ -10,10 +10,10 @@ from torch_geometric.data import Data
 from torch_geometric.hash_tensor import HashTensor
 
 from sheafdeq.data.graph import Graph
-from sheafdeq.data.plain_tensor import plain_tensor
 from sheafdeq.errors import InputError
-from sheafdeq.kernels import EdgeLayout, native_available
 from sheafdeq.models import SheafCascade, SheafDEQ, StrongSheafDEQ
+from sheafdeq.ops import EdgeLayout, native_available
+from sheafdeq.plain_tensor import plain_tensor
 
 EDGES = [[0, 1, 1, 2], [1, 0, 2, 1]]
 

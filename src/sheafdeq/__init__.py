@@ -17,11 +17,11 @@ except PackageNotFoundError:  # running from a source tree that was never instal
 
 _HOME = {  # loaded on first use, so that the command line answers at once
     "Anderson": "solvers",
-    "CellularSheaf": "models",
+    "CellularSheaf": "layers",
     "Graph": "data",
     "Picard": "solvers",
     "SheafDEQ": "models",
-    "SheafOperator": "models",
+    "SheafOperator": "layers",
     "Solution": "solvers",
     "Status": "solvers",
     "load_task": "data",

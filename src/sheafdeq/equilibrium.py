@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from sheafdeq.adjoints import Adjoint, adjoint_from
 from sheafdeq.data.graph import Graph
-from sheafdeq.data.plain_tensor import plain_tensor
 from sheafdeq.distances import RELATIVE_ENTRY, Distance
 from sheafdeq.errors import InputError
+from sheafdeq.plain_tensor import plain_tensor
 from sheafdeq.solvers import Picard, Solution, Solver, solver_from
 from sheafdeq.solvers.fixed_point import FixedPointSolver
 from sheafdeq.solvers.iterate import Observer

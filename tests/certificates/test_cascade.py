@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from sheafdeq.certificates import Verdict, certify
-from sheafdeq.certificates.cascade import GATE_SLOPES, Joint, joint_bounds, level_rates
+from sheafdeq.certificates.cascade import Joint, joint_bounds, level_rates
 from sheafdeq.certificates.collatz_wielandt import largest_eigenvalue
 from sheafdeq.certificates.jacobian import log_jacobian
 from sheafdeq.certificates.rules import EFFORTS, Problem
 from sheafdeq.data.graph import Graph
+from sheafdeq.layers.gates import GATES
 from sheafdeq.models.sheaf_cascade import SheafCascade
-from sheafdeq.models.split import GATES
 
 
 def problem(
@@ -162,8 +162,8 @@ def test_gate_slopes_bound_the_derivatives():
     for name, gate in GATES.items():
         slopes = torch.autograd.grad(gate.apply(part, size).sum(), (part, size))
         total = float((slopes[0].abs() + slopes[1].abs()).max())
-        assert total <= GATE_SLOPES[name] * (1 + 1e-12)
-        assert total >= 0.9 * GATE_SLOPES[name]
+        assert total <= GATES[name].slope * (1 + 1e-12)
+        assert total >= 0.9 * GATES[name].slope
 
 
 def test_the_certificate_tells_the_joint_rate_and_says_when_it_is_useless():

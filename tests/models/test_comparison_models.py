@@ -13,6 +13,7 @@ from sheafdeq.adjoints import Implicit, Unrolled
 from sheafdeq.data.chains import sums
 from sheafdeq.data.graph import Graph
 from sheafdeq.errors import BackwardWarning, InputError
+from sheafdeq.layers.adjacency_spectrum import spectrum_of
 from sheafdeq.models.appnp import APPNP
 from sheafdeq.models.eignn import EIGNN
 from sheafdeq.models.energy_gnn import PICNN, EnergyGNN
@@ -26,8 +27,7 @@ from sheafdeq.models.neural_sheaf_diffusion import (
     householder,
     inverse_square_root,
 )
-from sheafdeq.models.propagation import pattern_of
-from sheafdeq.models.spectrum import spectrum_of
+from sheafdeq.ops.sparse import pattern_of
 from sheafdeq.registry import Shape, build_model
 from sheafdeq.solvers import Picard, Status
 

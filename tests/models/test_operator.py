@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sheafdeq.data.graph import Graph
 from sheafdeq.errors import InputError
-from sheafdeq.models import CellularSheaf, SheafOperator
+from sheafdeq.layers import CellularSheaf, SheafOperator
 from sheafdeq.solvers import Picard
 
 DOUBLE = torch.float64

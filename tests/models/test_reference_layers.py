@@ -14,7 +14,7 @@ from sheafdeq.models.appnp import APPNP
 from sheafdeq.models.gat import GATLayer
 from sheafdeq.models.gcn import GCN
 from sheafdeq.models.loop_transformer import LoopTransformer
-from sheafdeq.models.propagation import (
+from sheafdeq.ops.sparse import (
     Pattern,
     aggregate,
     attend,

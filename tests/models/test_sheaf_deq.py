@@ -9,8 +9,8 @@ from torch_geometric.data import Batch, Data
 
 import sheafdeq.models.sheaf_deq as module
 from sheafdeq.data.graph import Graph
+from sheafdeq.layers.restriction import normalise_rows
 from sheafdeq.models import SheafDEQ
-from sheafdeq.models.restriction import normalise_rows
 from sheafdeq.solvers import Picard
 from sheafdeq.testing import ModelContract, example_graphs
 
@@ -301,7 +301,7 @@ def test_edge_order_does_not_matter():
 
 def test_the_kernel_and_the_pure_path_agree_through_training_steps():
     """The same two optimiser steps with either kernel end at the same weights."""
-    from sheafdeq.kernels.native_module import native_available, use_kernel
+    from sheafdeq.ops.native_module import native_available, use_kernel
 
     if not native_available():
         pytest.skip("the native kernel is not built here")

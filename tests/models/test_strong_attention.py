@@ -7,7 +7,7 @@ import torch
 from sheafdeq.data.graph import Graph
 from sheafdeq.distances import THOMPSON
 from sheafdeq.errors import InputError
-from sheafdeq.models.split import GATES
+from sheafdeq.layers.gates import GATES
 from sheafdeq.models.strong_attention import StrongAttnDEQ
 from sheafdeq.testing.contracts import ModelContract
 

@@ -9,10 +9,10 @@ import torch
 from sheafdeq.data.graph import Graph
 from sheafdeq.distances import THOMPSON
 from sheafdeq.errors import InputError
-from sheafdeq.models.blocks import edge_product, incidence_of, pack, product
+from sheafdeq.layers.gates import GATES, Gate
 from sheafdeq.models.sheaf_cascade import SheafCascade
-from sheafdeq.models.split import GATES, Gate
 from sheafdeq.models.strong_sheaf import StrongSheafDEQ
+from sheafdeq.ops.gated_step import edge_product, incidence_of, pack, product
 from sheafdeq.recurrence import Incidence
 from sheafdeq.solvers import Picard
 from sheafdeq.testing.contracts import ModelContract, example_graphs

@@ -17,7 +17,7 @@ from sheafdeq.models.dnsd import DNSD
 from sheafdeq.models.eignn import EIGNN
 from sheafdeq.models.ignn import IGNN, project_columns
 from sheafdeq.models.neural_sheaf_diffusion import NeuralSheafDiffusion
-from sheafdeq.models.propagation import gcn_weights, pattern_of, propagate
+from sheafdeq.ops.sparse import gcn_weights, pattern_of, propagate
 from sheafdeq.solvers import Picard
 
 VECTORS = Path(__file__).parent.parent / "vectors"

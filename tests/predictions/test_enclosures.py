@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sheafdeq.models.split import gate_by_name
+from sheafdeq.layers.gates import gate_by_name
 from sheafdeq.predictions.arithmetic import Interval, Slope, contract, rows_scaled
 from sheafdeq.predictions.below import Box
 from sheafdeq.predictions.gates import gate_range

@@ -20,7 +20,7 @@ from theory_tools import (
     violates,
 )
 
-from sheafdeq.models.restriction import normalise_rows
+from sheafdeq.layers.restriction import normalise_rows
 from sheafdeq.theory.coefficients import m, m_balance, m_rational
 
 seeds = st.integers(0, 10**6)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sheafdeq.data.graph import Graph
-from sheafdeq.models.operator import SheafOperator
+from sheafdeq.layers.operator import SheafOperator
 
 Step = Callable[[Tensor], Tensor]
 SLACK = 1e-9  # relative; float64 rounding of a few thousand operations

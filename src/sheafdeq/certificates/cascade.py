@@ -44,19 +44,15 @@ from torch import Tensor
 
 from sheafdeq.certificates.collatz_wielandt import largest_eigenvalue, spectral_norm_bound
 from sheafdeq.certificates.rules import Problem
-from sheafdeq.models.blocks import pack, product
 from sheafdeq.models.sheaf_cascade import MAP_SOFTENING, Level, Sheaf, SheafCascade
-from sheafdeq.models.split import BALANCE_FLOOR
+from sheafdeq.ops.gated_step import pack, product
 from sheafdeq.recurrence import Incidence
 
-__all__ = ["GATE_SLOPES", "Joint", "joint_bounds", "level_rates"]
+__all__ = ["Joint", "joint_bounds", "level_rates"]
 
 SLACK = 1e-9
 """Relative; the sums here have fewer than 10^6 terms, so their rounding is below 10^6 2^-52 =
 2.3e-10."""
-GATE_SLOPES = {"tanh": 1.0, "rational": 1.0, "balance": 1.0 / BALANCE_FLOOR}
-"""sup of |phi_p| + |phi_g| over |p| <= g: max sech^2 and max (1 + a)^-2 for the split gates, (eps +
-2g) / (eps + g)^2 for balance."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +141,7 @@ def joint_bounds(model: SheafCascade, context: Any, rate: float | None = None) -
     rate of every level holds all the same (it does not depend on the weights), but there is no
     number of steps.
     """
-    if model.gate.name not in GATE_SLOPES:
+    if model.gate.slope is None:
         return None
     level_rate = model.level_rate
     rho = 0.5 * (1.0 + level_rate) if rate is None else float(rate)
@@ -234,8 +230,9 @@ def _coupling(model: SheafCascade, sizes: _Sizes, below: Tensor, above: Tensor) 
     drive = drive + sizes.sum_of(incidence.edge_weight * messages[source])
     states = above.view(n, d, model.channels) @ module.channel_mixing.abs()
     reach = torch.linalg.vector_norm(states, dim=1).amax(1)  # (n,) R_v
+    assert model.gate.slope is not None
     gate = (
-        GATE_SLOPES[model.gate.name]
+        model.gate.slope
         * _norm(module.stalk_mixing)
         * (diagonal * reach + sizes.sum_of(blocks * reach[source]))
     )

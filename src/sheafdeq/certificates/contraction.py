@@ -39,6 +39,7 @@ from sheafdeq.certificates.refute import Settled
 from sheafdeq.certificates.rules import Problem, rule
 from sheafdeq.certificates.sheaf_enclosure import SheafEnclosure
 from sheafdeq.equilibrium import Readout
+from sheafdeq.layers.gates import GATES, Gate
 from sheafdeq.models.appnp import APPNP
 from sheafdeq.models.eignn import EIGNN
 from sheafdeq.models.energy_gnn import PICNN, EnergyGNN
@@ -46,7 +47,6 @@ from sheafdeq.models.ignn import IGNN
 from sheafdeq.models.sheaf_cascade import Level as CascadeLevel
 from sheafdeq.models.sheaf_cascade import SheafCascade
 from sheafdeq.models.sheaf_deq import SheafDEQ
-from sheafdeq.models.split import GATES, Gate
 from sheafdeq.models.strong_attention import StrongAttnDEQ
 from sheafdeq.models.strong_sheaf import StrongSheafDEQ
 from sheafdeq.theory.coefficients import mu_positive

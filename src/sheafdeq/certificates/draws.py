@@ -8,13 +8,13 @@ import torch
 
 from sheafdeq.data.graph import Graph
 from sheafdeq.equilibrium import EquilibriumModel
+from sheafdeq.layers.gates import GATES
 from sheafdeq.models.appnp import APPNP
 from sheafdeq.models.eignn import EIGNN
 from sheafdeq.models.energy_gnn import EnergyGNN
 from sheafdeq.models.ignn import IGNN
 from sheafdeq.models.sheaf_cascade import SheafCascade
 from sheafdeq.models.sheaf_deq import SheafDEQ
-from sheafdeq.models.split import GATES
 from sheafdeq.models.strong_attention import StrongAttnDEQ
 from sheafdeq.models.strong_sheaf import StrongSheafDEQ
 

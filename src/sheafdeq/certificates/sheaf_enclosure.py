@@ -43,7 +43,7 @@ from torch import Tensor
 from sheafdeq.certificates.blocks import BlockMatrix
 from sheafdeq.certificates.interval import EPSILON, Interval, matmul, scaled_up
 from sheafdeq.errors import InputError
-from sheafdeq.models.restriction import ROW_GUARD
+from sheafdeq.layers.restriction import ROW_GUARD
 from sheafdeq.models.sheaf_deq import SheafContext, SheafDEQ
 
 __all__ = ["Enclosed", "SheafEnclosure", "Slope"]

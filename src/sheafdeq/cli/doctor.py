@@ -32,7 +32,7 @@ def examine() -> dict[str, Any]:
 
     import sheafdeq
     from sheafdeq.data.files import data_root
-    from sheafdeq.kernels.native_module import native_description
+    from sheafdeq.ops.native_module import native_description
 
     versions: dict[str, str | None] = {}
     for name in (

@@ -28,8 +28,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sheafdeq.data.plain_tensor import plain_tensor
 from sheafdeq.errors import InputError
+from sheafdeq.plain_tensor import plain_tensor
 
 __all__ = ["Graph"]
 
@@ -68,7 +68,7 @@ class Graph:
         """Check every tensor, sort the edges by target, and return a :class:`Graph`.
 
         Tensor subclasses (PyG's ``EdgeIndex``, ``nn.Parameter``) and lazily negated views become
-        plain tensors here (:func:`~sheafdeq.data.plain_tensor.plain_tensor`). Raises
+        plain tensors here (:func:`~sheafdeq.plain_tensor.plain_tensor`). Raises
         :class:`~sheafdeq.errors.InputError` (a ``ValueError``) that names what came and what is
         needed.
         """

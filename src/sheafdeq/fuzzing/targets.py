@@ -764,7 +764,7 @@ def layouts(random: Random, folder: Path) -> None:
     """Indices and tables handed to the kernels directly."""
     import torch
 
-    from sheafdeq.kernels import EdgeLayout, Layers, Tables, sheaf_propagate
+    from sheafdeq.ops import EdgeLayout, Layers, Tables, sheaf_propagate
 
     generator = torch.Generator().manual_seed(random.randrange(2**31))
     n, e, d, q, h = (

@@ -13,10 +13,10 @@ from sheafdeq.models.ignn import IGNN
 from sheafdeq.models.loop_transformer import LoopTransformer
 from sheafdeq.models.mlp import MLP
 from sheafdeq.models.neural_sheaf_diffusion import NeuralSheafDiffusion
-from sheafdeq.models.operator import SheafOperator
-from sheafdeq.models.sheaf import CellularSheaf
 from sheafdeq.models.sheaf_cascade import SheafCascade
 from sheafdeq.models.sheaf_deq import SheafDEQ
+from sheafdeq.models.sheaf_relay import SheafRelay
+from sheafdeq.models.strong_attention import StrongAttnDEQ
 from sheafdeq.models.strong_sheaf import StrongSheafDEQ
 
 __all__ = [
@@ -27,13 +27,13 @@ __all__ = [
     "GCN",
     "IGNN",
     "MLP",
-    "CellularSheaf",
     "EnergyGNN",
     "GraphAttnDEQ",
     "LoopTransformer",
     "NeuralSheafDiffusion",
     "SheafCascade",
     "SheafDEQ",
-    "SheafOperator",
+    "SheafRelay",
+    "StrongAttnDEQ",
     "StrongSheafDEQ",
 ]

@@ -13,10 +13,10 @@ from sheafdeq.data.graph import Graph
 from sheafdeq.distances import RELATIVE_ENTRY, THOMPSON, Distance
 from sheafdeq.equilibrium import Readout
 from sheafdeq.errors import InputError
-from sheafdeq.models.checks import checked_dropout, checked_positive
-from sheafdeq.models.gathering import GatheringModel
-from sheafdeq.models.initialise import xavier
-from sheafdeq.models.propagation import Pattern, gcn_weights, pattern_of, propagate
+from sheafdeq.layers.checks import checked_dropout, checked_positive
+from sheafdeq.layers.gathering import GatheringModel
+from sheafdeq.layers.initialise import xavier
+from sheafdeq.ops.sparse import Pattern, gcn_weights, pattern_of, propagate
 from sheafdeq.recurrence import Incidence, edge_field, node_field
 from sheafdeq.solvers import Solver
 

@@ -14,11 +14,11 @@ from sheafdeq.adjoints.attachment import attach
 from sheafdeq.data.graph import Graph
 from sheafdeq.distances import SUP
 from sheafdeq.errors import InputError
-from sheafdeq.models.checks import checked_positive
-from sheafdeq.models.gathering import GatheringModel
-from sheafdeq.models.initialise import xavier
-from sheafdeq.models.propagation import Pattern, gcn_weights, pattern_of, propagate
-from sheafdeq.models.spectrum import Spectrum, spectrum_of
+from sheafdeq.layers.adjacency_spectrum import Spectrum, spectrum_of
+from sheafdeq.layers.checks import checked_positive
+from sheafdeq.layers.gathering import GatheringModel
+from sheafdeq.layers.initialise import xavier
+from sheafdeq.ops.sparse import Pattern, gcn_weights, pattern_of, propagate
 from sheafdeq.recurrence import Incidence, edge_field, node_field
 from sheafdeq.solvers import Picard, Solution, Solver, Status
 from sheafdeq.solvers.iterate import per_graph_max
@@ -52,7 +52,7 @@ class EIGNN(GatheringModel):
         M = \frac{\gamma F^\top F}{\|F^\top F\|_F + \varepsilon}, \qquad \hat Y = r(H^\star)
 
     With :math:`\hat A = Q \Lambda Q^\top` of each graph (computed once,
-    :mod:`~sheafdeq.models.spectrum`) and
+    :mod:`~sheafdeq.layers.adjacency_spectrum`) and
     :math:`M = P \Sigma P^\top` (every call), :math:`H^\star = Q [(Q^\top B P)_{ij} / (1 - \Lambda_i
     \Sigma_j)] P^\top`.
     :math:`|\Lambda| \le 1` and :math:`0 \le \Sigma \le \gamma < 1`, so the denominator is at least

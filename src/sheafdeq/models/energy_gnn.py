@@ -16,11 +16,11 @@ from sheafdeq.adjoints.attachment import attach
 from sheafdeq.data.graph import Graph
 from sheafdeq.equilibrium import EquilibriumModel, Readout
 from sheafdeq.errors import BackwardWarning, InputError
-from sheafdeq.models.checks import checked_positive
-from sheafdeq.models.energy_field import EnergyField
-from sheafdeq.models.initialise import xavier
+from sheafdeq.layers.checks import checked_positive
+from sheafdeq.layers.energy_field import EnergyField
+from sheafdeq.layers.initialise import xavier
 from sheafdeq.models.minimise import Blocks, conjugate_gradients, minimise
-from sheafdeq.models.propagation import Pattern, pattern_of
+from sheafdeq.ops.sparse import Pattern, pattern_of
 from sheafdeq.recurrence import Incidence, edge_field, node_field
 from sheafdeq.solvers import Solution
 from sheafdeq.solvers.iterate import per_graph_max

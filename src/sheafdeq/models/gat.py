@@ -8,9 +8,9 @@ from torch.nn import functional
 
 from sheafdeq.data.graph import Graph
 from sheafdeq.equilibrium import ExplicitModel
-from sheafdeq.models.checks import checked_dropout, checked_positive
-from sheafdeq.models.initialise import xavier
-from sheafdeq.models.propagation import (
+from sheafdeq.layers.checks import checked_dropout, checked_positive
+from sheafdeq.layers.initialise import xavier
+from sheafdeq.ops.sparse import (
     Pattern,
     join_heads,
     pattern_of,

@@ -10,9 +10,9 @@ from torch.nn import functional
 
 from sheafdeq.data.graph import Graph
 from sheafdeq.equilibrium import ExplicitModel
-from sheafdeq.models.checks import checked_dropout, checked_positive
-from sheafdeq.models.initialise import xavier
-from sheafdeq.models.propagation import gcn_weights, pattern_of, propagate
+from sheafdeq.layers.checks import checked_dropout, checked_positive
+from sheafdeq.layers.initialise import xavier
+from sheafdeq.ops.sparse import gcn_weights, pattern_of, propagate
 
 __all__ = ["GCN"]
 

@@ -12,11 +12,11 @@ from sheafdeq.data.graph import Graph
 from sheafdeq.distances import THOMPSON
 from sheafdeq.equilibrium import Readout
 from sheafdeq.errors import InputError
-from sheafdeq.models.checks import checked_positive
-from sheafdeq.models.gathering import GatheringModel
-from sheafdeq.models.initialise import xavier
-from sheafdeq.models.propagation import Pattern, attend, join_heads, pattern_of, split_heads
-from sheafdeq.models.restriction import checked_norm_order, normalise_rows
+from sheafdeq.layers.checks import checked_positive
+from sheafdeq.layers.gathering import GatheringModel
+from sheafdeq.layers.initialise import xavier
+from sheafdeq.layers.restriction import checked_norm_order, normalise_rows
+from sheafdeq.ops.sparse import Pattern, attend, join_heads, pattern_of, split_heads
 from sheafdeq.recurrence import Incidence, edge_field, node_field
 from sheafdeq.solvers import Solver
 

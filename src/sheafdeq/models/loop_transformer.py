@@ -11,10 +11,10 @@ from torch.nn import functional
 from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
 from sheafdeq.equilibrium import Readout
-from sheafdeq.models.checks import checked_dropout, checked_positive
-from sheafdeq.models.gathering import GatheringModel
-from sheafdeq.models.initialise import xavier
-from sheafdeq.models.propagation import Pattern, attend, join_heads, pattern_of, split_heads
+from sheafdeq.layers.checks import checked_dropout, checked_positive
+from sheafdeq.layers.gathering import GatheringModel
+from sheafdeq.layers.initialise import xavier
+from sheafdeq.ops.sparse import Pattern, attend, join_heads, pattern_of, split_heads
 from sheafdeq.recurrence import Incidence, edge_field, node_field
 from sheafdeq.solvers import Solver
 

@@ -12,8 +12,8 @@ from torch.nn import functional
 from sheafdeq.data.graph import Graph
 from sheafdeq.equilibrium import ExplicitModel
 from sheafdeq.errors import InputError
-from sheafdeq.models.checks import checked_dropout, checked_positive
-from sheafdeq.models.propagation import Pattern, aggregate, pattern_of
+from sheafdeq.layers.checks import checked_dropout, checked_positive
+from sheafdeq.ops.sparse import Pattern, aggregate, pattern_of
 
 __all__ = ["NeuralSheafDiffusion", "SheafLayer", "householder", "inverse_square_root"]
 

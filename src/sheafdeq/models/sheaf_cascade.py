@@ -15,7 +15,11 @@ from sheafdeq.data.graph import Graph
 from sheafdeq.distances import THOMPSON
 from sheafdeq.equilibrium import EquilibriumModel, Readout
 from sheafdeq.errors import InputError
-from sheafdeq.models.blocks import (
+from sheafdeq.layers.checks import checked_positive
+from sheafdeq.layers.edge_features import edge_feature_width, edge_features
+from sheafdeq.layers.gates import gate_by_name
+from sheafdeq.layers.rows import bounded_rows
+from sheafdeq.ops.gated_step import (
     blocks_from_hidden,
     edge_parts,
     edge_product,
@@ -24,11 +28,8 @@ from sheafdeq.models.blocks import (
     incidence_of,
     propagate,
     reweighted,
+    two_parts,
 )
-from sheafdeq.models.checks import checked_positive
-from sheafdeq.models.edge_features import edge_feature_width, edge_features
-from sheafdeq.models.rows import bounded_rows
-from sheafdeq.models.split import gate_by_name, two_parts
 from sheafdeq.recurrence import Incidence, edge_field, node_field
 from sheafdeq.solvers import Solution, Solver
 from sheafdeq.solvers.iterate import Function, Observer
@@ -127,7 +128,7 @@ class SheafCascade(EquilibriumModel):
         shift: beta; m(beta) < 1 needs 1.25 with the balance gate, 1.19968 with the tanh gate, any
             beta > 1 with the rational one.
         gate: how the propagation enters, ``"balance"``, ``"tanh"`` or ``"rational"``
-            (:mod:`sheafdeq.models.split`).
+            (:mod:`sheafdeq.layers.gates`).
         hidden: hidden width h of each map generator.
         edge_hidden: hidden width of the feature share of the generators.
         gain: factor on the Xavier values of W_2 (the tanh gate needs y+- near one at the start; the

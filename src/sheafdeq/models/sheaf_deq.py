@@ -12,24 +12,24 @@ from sheafdeq.data.graph import Graph
 from sheafdeq.distances import THOMPSON
 from sheafdeq.equilibrium import EquilibriumModel, Readout
 from sheafdeq.errors import InputError
-from sheafdeq.kernels.edge_step import (
-    Layers,
-    StepOptions,
-    StepWeights,
-    Tables,
-    sheaf_propagate,
-    sheaf_step,
-)
-from sheafdeq.kernels.layout import EdgeLayout
-from sheafdeq.models.checks import checked_positive
-from sheafdeq.models.operator import SheafOperator
-from sheafdeq.models.restriction import (
+from sheafdeq.layers.checks import checked_positive
+from sheafdeq.layers.operator import SheafOperator
+from sheafdeq.layers.restriction import (
     FirstLayer,
     checked_norm_order,
     linear_layers,
     map_generator,
     normalise_rows,
     restriction_maps,
+)
+from sheafdeq.ops.layout import EdgeLayout
+from sheafdeq.ops.sheaf_step import (
+    Layers,
+    StepOptions,
+    StepWeights,
+    Tables,
+    sheaf_propagate,
+    sheaf_step,
 )
 from sheafdeq.recurrence import Incidence, edge_field, node_field
 from sheafdeq.solvers import Solver
@@ -55,8 +55,8 @@ class SheafDEQ(EquilibriumModel):
         H^\star = \tanh\bigl(P_{F(H^\star)} (I_n \otimes W_1) H^\star W_2\bigr) + \beta + B(X)
 
     with :math:`P_F = I - D^{-1/2} L_F D^{-1/2}` the scalar-degree-normalised sheaf propagation
-    (:class:`~sheafdeq.models.operator.SheafOperator`), :math:`F(H)` the maps inferred from the
-    row-normalised state (:mod:`~sheafdeq.models.restriction`) and :math:`B(X) = \mathrm{ReLU}(X A +
+    (:class:`~sheafdeq.layers.operator.SheafOperator`), :math:`F(H)` the maps inferred from the
+    row-normalised state (:mod:`~sheafdeq.layers.restriction`) and :math:`B(X) = \mathrm{ReLU}(X A +
     b)` the drive.
 
     The published well-posedness theorem for this update does not hold as stated (``docs/theory.md``

@@ -13,9 +13,9 @@ from sheafdeq.data.graph import Graph
 from sheafdeq.distances import SUP
 from sheafdeq.equilibrium import EquilibriumModel, Readout
 from sheafdeq.errors import InputError
-from sheafdeq.models.checks import checked_positive
-from sheafdeq.models.edge_features import edge_feature_width, edge_features
-from sheafdeq.models.initialise import xavier
+from sheafdeq.layers.checks import checked_positive
+from sheafdeq.layers.edge_features import edge_feature_width, edge_features
+from sheafdeq.layers.initialise import xavier
 from sheafdeq.recurrence import Incidence, edge_field, node_field
 from sheafdeq.solvers import Picard, Solver
 

@@ -13,13 +13,13 @@ from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
 from sheafdeq.distances import THOMPSON
 from sheafdeq.equilibrium import Readout
-from sheafdeq.models.checks import checked_positive
-from sheafdeq.models.edge_features import edge_feature_width, edge_features
-from sheafdeq.models.gathering import GatheringModel
-from sheafdeq.models.propagation import Pattern, correlate, pattern_of, softmax_aggregate
-from sheafdeq.models.rows import unit_rows
-from sheafdeq.models.split import gate_by_name, two_parts
-from sheafdeq.models.strong_sheaf import ROUNDING_SLACK
+from sheafdeq.layers.checks import checked_positive
+from sheafdeq.layers.edge_features import edge_feature_width, edge_features
+from sheafdeq.layers.gates import ROUNDING_SLACK, gate_by_name
+from sheafdeq.layers.gathering import GatheringModel
+from sheafdeq.layers.rows import unit_rows
+from sheafdeq.ops.gated_step import two_parts
+from sheafdeq.ops.sparse import Pattern, correlate, pattern_of, softmax_aggregate
 from sheafdeq.recurrence import Incidence, edge_field, node_field
 from sheafdeq.solvers import Solver
 

@@ -11,27 +11,24 @@ from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
 from sheafdeq.distances import THOMPSON
 from sheafdeq.equilibrium import EquilibriumModel, Readout
-from sheafdeq.models.blocks import (
+from sheafdeq.layers.checks import checked_positive
+from sheafdeq.layers.edge_features import edge_feature_width, edge_features
+from sheafdeq.layers.gates import ROUNDING_SLACK, gate_by_name
+from sheafdeq.layers.restriction import frobenius_normalise
+from sheafdeq.layers.rows import scaled_rows
+from sheafdeq.ops.gated_step import (
     edge_parts,
     gated_map,
     generate_parts,
     incidence_of,
     mixed_parts,
     parts_from_hidden,
+    two_parts,
 )
-from sheafdeq.models.checks import checked_positive
-from sheafdeq.models.edge_features import edge_feature_width, edge_features
-from sheafdeq.models.restriction import frobenius_normalise
-from sheafdeq.models.rows import scaled_rows
-from sheafdeq.models.split import gate_by_name, two_parts
 from sheafdeq.recurrence import Incidence, edge_field, node_field
 from sheafdeq.solvers import Solver
 
 __all__ = ["StrongSheafContext", "StrongSheafDEQ"]
-
-ROUNDING_SLACK = 1e-4
-"""The budget is met with this much to spare, so that rounding in the rescaled weights cannot exceed
-it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +73,7 @@ class StrongSheafDEQ(EquilibriumModel):
         stalk_dim: stalk dimension d.
         channels: feature channels q; c = d*q.
         shift: beta; large shifts leave a larger budget k_0 = rate / m(beta) - 1.
-        gate: ``"tanh"``, ``"rational"`` or ``"balance"`` (:mod:`sheafdeq.models.split`).
+        gate: ``"tanh"``, ``"rational"`` or ``"balance"`` (:mod:`sheafdeq.layers.gates`).
         rate: the guaranteed rate; it fixes the budget.
         hidden: hidden width h of the logit generator.
         gain: factor on the Xavier values of W_2, so that y+- start near one.

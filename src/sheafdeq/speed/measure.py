@@ -13,7 +13,7 @@ import torch
 
 from sheafdeq.data.community import community_graph
 from sheafdeq.data.graph import Graph
-from sheafdeq.kernels.native_module import native_available, native_description
+from sheafdeq.ops.native_module import native_available, native_description
 from sheafdeq.machine import processor_name
 from sheafdeq.registry import COMMUNITY, build_model
 from sheafdeq.registry import MODELS as REGISTERED

@@ -10,7 +10,7 @@ import torch
 
 from sheafdeq.data.community import community_graph
 from sheafdeq.data.graph import Graph
-from sheafdeq.kernels.native_module import use_kernel
+from sheafdeq.ops.native_module import use_kernel
 from sheafdeq.models.sheaf_deq import SheafDEQ
 from sheafdeq.recurrence import Incidence
 from sheafdeq.speed.message_passing import MessagePassingStep

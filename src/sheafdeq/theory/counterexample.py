@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from sheafdeq.data.graph import Graph
 from sheafdeq.errors import InputError
-from sheafdeq.models.operator import SheafOperator
+from sheafdeq.layers.operator import SheafOperator
 from sheafdeq.models.sheaf_deq import SheafDEQ
 
 __all__ = ["BIFURCATION", "Counterexample", "channel_difference", "counterexample"]

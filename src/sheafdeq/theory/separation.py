@@ -28,7 +28,7 @@ from torch import Tensor
 from sheafdeq.data.graph import Graph
 from sheafdeq.distances import SUP
 from sheafdeq.errors import InputError
-from sheafdeq.models.operator import SheafOperator
+from sheafdeq.layers.operator import SheafOperator
 from sheafdeq.solvers import Picard, Solution
 
 __all__ = ["SignedSeparation", "sign_vectors", "signed_permutation", "signed_separation"]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sheafdeq.equilibrium import EquilibriumModel
-from sheafdeq.models.propagation import Pattern
+from sheafdeq.ops.sparse import Pattern
 
 __all__ = ["GatheringModel"]
 

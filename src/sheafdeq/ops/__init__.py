@@ -1,7 +1,9 @@
 """Fused kernels: native C++ where it is built, the same functions in plain PyTorch everywhere
 else."""
 
-from sheafdeq.kernels.edge_step import (
+from sheafdeq.ops.layout import EdgeLayout
+from sheafdeq.ops.native_module import native_available, native_description, use_kernel
+from sheafdeq.ops.sheaf_step import (
     Layers,
     StepOptions,
     StepWeights,
@@ -11,8 +13,6 @@ from sheafdeq.kernels.edge_step import (
     sheaf_step,
     sheaf_step_reference,
 )
-from sheafdeq.kernels.layout import EdgeLayout
-from sheafdeq.kernels.native_module import native_available, native_description, use_kernel
 
 __all__ = [
     "EdgeLayout",

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sheafdeq.data.plain_tensor import plain_tensor
 from sheafdeq.errors import InputError
-from sheafdeq.kernels.native_module import native_module
+from sheafdeq.ops.native_module import native_module
+from sheafdeq.plain_tensor import plain_tensor
 
 __all__ = ["EdgeLayout"]
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sheafdeq import kernels
+from sheafdeq import ops
 from sheafdeq.data.graph import Graph
 from sheafdeq.errors import InputError
-from sheafdeq.kernels import (
+from sheafdeq.ops import (
     EdgeLayout,
     Layers,
     StepOptions,
@@ -23,27 +23,27 @@ from sheafdeq.kernels import (
     native_available,
     use_kernel,
 )
-from sheafdeq.kernels.native_module import native_module
+from sheafdeq.ops.native_module import native_module
 
 needs_native = pytest.mark.skipif(not native_available(), reason="the native kernel is not built")
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-11}
 
 
 # The functions with all their tensors side by side, as gradients are asked for.
-def sheaf_step(state: Any, drive: Any, *rest: Any, function: Any = kernels.sheaf_step) -> Tensor:
+def sheaf_step(state: Any, drive: Any, *rest: Any, function: Any = ops.sheaf_step) -> Tensor:
     return function(state, drive, StepWeights.of(rest[:10]), rest[10], StepOptions(*rest[11:]))
 
 
 def sheaf_step_reference(*arguments: Any) -> Tensor:
-    return sheaf_step(*arguments, function=kernels.sheaf_step_reference)
+    return sheaf_step(*arguments, function=ops.sheaf_step_reference)
 
 
-def sheaf_propagate(*arguments: Any, function: Any = kernels.sheaf_propagate) -> Tensor:
+def sheaf_propagate(*arguments: Any, function: Any = ops.sheaf_propagate) -> Tensor:
     return function(Tables(*arguments[:5]), Layers(*arguments[5:9]), *arguments[9:])
 
 
 def sheaf_propagate_reference(*arguments: Any) -> Tensor:
-    return sheaf_propagate(*arguments, function=kernels.sheaf_propagate_reference)
+    return sheaf_propagate(*arguments, function=ops.sheaf_propagate_reference)
 
 
 def random_graph(n: int, e: int, seed: int, dtype: torch.dtype = torch.float64) -> Graph:

@@ -5,7 +5,7 @@ whole graph.
 
 :func:`generate`, :func:`propagate` and :func:`gated_map` are what models call. On a CPU the native
 kernel serves them
-(:mod:`sheafdeq.kernels.blocks`); everywhere else, and for second derivatives, PyTorch does.
+(:mod:`sheafdeq.ops.block_kernel`); everywhere else, and for second derivatives, PyTorch does.
 
 There a graph's blocks are one sparse (n d) x (n d) matrix. Blocks that stay the same for several
 products are packed once into its compressed-row order (:func:`pack`) and multiplied many times
@@ -19,7 +19,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -28,17 +28,16 @@ from torch.nn import functional
 
 from sheafdeq.data.graph import Graph
 from sheafdeq.errors import InputError
-from sheafdeq.kernels.blocks import (
+from sheafdeq.ops.block_kernel import (
     native_blocks,
     native_gated_step,
     native_product,
     native_split_blocks,
     padded_width,
 )
-from sheafdeq.kernels.edge_step import LARGEST_NATIVE_STALK, taming_factor
-from sheafdeq.kernels.layout import EdgeLayout
-from sheafdeq.kernels.native_module import native_serves
-from sheafdeq.models.split import Gate, two_parts
+from sheafdeq.ops.layout import EdgeLayout
+from sheafdeq.ops.native_module import native_serves
+from sheafdeq.ops.sheaf_step import LARGEST_NATIVE_STALK, taming_factor
 from sheafdeq.recurrence import Incidence
 
 __all__ = [
@@ -57,7 +56,24 @@ __all__ = [
     "product",
     "propagate",
     "reweighted",
+    "two_parts",
 ]
+
+
+class Gate(Protocol):
+    """What a step asks of a gate (:class:`sheafdeq.layers.gates.Gate`)."""
+
+    @property
+    def of_parts(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """The gate as a function of (y+, y-)."""
+
+    @property
+    def kernel(self) -> str | None:
+        """Its name in the native kernel, where it has one."""
+
+    @property
+    def floor(self) -> float:
+        """eps of the balance gate."""
 
 
 SplitBlocks = tuple[Tensor, Tensor]
@@ -367,7 +383,7 @@ def gated_map(
     """The map H -> base + gate(y+, y-) of states (n, d*q) on a whole graph, H >= 0.
 
     y+ - y- = A W_1 H W_2 and y+ + y- = |A| |W_1| H |W_2|, each of y+- a sum of nonnegative terms
-    (:mod:`sheafdeq.models.split`).
+    (:mod:`sheafdeq.layers.gates`).
 
     Args:
         blocks: (e, d, d), edges of A; of A+ with ``minus``.
@@ -414,6 +430,13 @@ def gated_map(
         return base + gate.of_parts(plus, minus_part).reshape(state.shape)
 
     return plain_map
+
+
+def two_parts(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """The positive part and the negative part, both nonnegative: tensor = first - second. At zero
+    each takes half of a gradient."""
+    size, half = 0.5 * tensor.abs(), 0.5 * tensor
+    return size + half, size - half
 
 
 def mixed_parts(

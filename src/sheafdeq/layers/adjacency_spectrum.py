@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sheafdeq.data.graph import Graph
 from sheafdeq.errors import InputError
-from sheafdeq.models.propagation import gcn_weights
+from sheafdeq.ops.sparse import gcn_weights
 
 __all__ = ["SizeGroup", "Spectrum", "spectrum_of"]
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sheafdeq.errors import InputError
-from sheafdeq.kernels.edge_step import unit_or_zero
+from sheafdeq.ops.sheaf_step import unit_or_zero
 
 __all__ = [
     "ROW_GUARD",

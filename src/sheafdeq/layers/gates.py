@@ -11,7 +11,7 @@ rounded p and g they lose everything when weights are large (g and p near 1e6, t
 1: float32 keeps a tenth of it). A sum of nonnegative terms keeps its relative precision whatever
 the weights, and the gates turn that into the same precision of T. With A = A+ - A- and W = W+ - W-
 into positive and negative parts,  y+ = A+ H W+ + A- H W-  and  y- = A+ H W- + A- H W+
-(:func:`two_parts`).
+(:func:`~sheafdeq.ops.gated_step.two_parts`).
 
 contracts Thompson's metric with the gate's coefficient m(beta) when the coefficients are fixed,
 whatever their size and sign (``docs/theory.md``, Theorem 18 and Corollary 19). ``tanh(p)``, the
@@ -36,16 +36,21 @@ from sheafdeq.errors import InputError
 from sheafdeq.theory.coefficients import m, m_balance, m_rational
 from sheafdeq.theory.enclosure import Enclosure
 
-__all__ = ["GATES", "Gate", "gate_by_name", "two_parts"]
+__all__ = ["GATES", "Gate", "gate_by_name"]
 
 BALANCE_FLOOR = 1e-2
 """eps of the balance gate."""
+ROUNDING_SLACK = 1e-4
+"""The budget of a model with a guaranteed rate is met with this much to spare, so that rounding in
+its rescaled weights cannot exceed it."""
 
 
 @dataclass(frozen=True)
 class Gate:
-    """A gate by its action on (y+, y-) and its coefficient.
+    """A gate by its action on (y+, y-), its coefficient and its slope.
 
+    ``slope`` is the supremum of |d phi / dp| + |d phi / dg| over |p| <= g (max sech^2 and max (1 +
+    a)^-2 for the split gates, (eps + 2g) / (eps + g)^2 for balance); None where none is known.
     ``kernel`` is the name by which the native kernel knows the same action (``floor`` is eps
     there); a gate of one's own leaves it empty and is applied in PyTorch.
     """
@@ -53,6 +58,7 @@ class Gate:
     name: str
     of_parts: Callable[[Tensor, Tensor], Tensor]
     coefficient: Callable[[float], Enclosure]
+    slope: float | None = None
     kernel: str | None = None
     floor: float = 0.0
 
@@ -88,13 +94,6 @@ class Gate:
         return float(rate)
 
 
-def two_parts(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """The positive part and the negative part, both nonnegative: tensor = first - second. At zero
-    each takes half of a gradient."""
-    size, half = 0.5 * tensor.abs(), 0.5 * tensor
-    return size + half, size - half
-
-
 def _bounded(part: Tensor) -> Tensor:
     """Infinite parts (an overflow in the sums) count as very large ones: gates saturate long
     before."""
@@ -120,9 +119,9 @@ def _balance(plus: Tensor, minus: Tensor) -> Tensor:
 GATES = {
     gate.name: gate
     for gate in (
-        Gate("tanh", _tanh, m, "tanh"),
-        Gate("rational", _rational, m_rational, "rational"),
-        Gate("balance", _balance, m_balance, "balance", BALANCE_FLOOR),
+        Gate("tanh", _tanh, m, 1.0, "tanh"),
+        Gate("rational", _rational, m_rational, 1.0, "rational"),
+        Gate("balance", _balance, m_balance, 1.0 / BALANCE_FLOOR, "balance", BALANCE_FLOOR),
     )
 }
 

@@ -7,8 +7,8 @@ For stored edges e = (u -> v) with maps F_src(e), F_tgt(e) (d x d) and in-degree
 
 that is P = I - D^{-1/2} L D^{-1/2} with the scalar degrees. When the two stored directions of an
 undirected edge carry the same two incidence maps (see
-:class:`~sheafdeq.models.sheaf.CellularSheaf`), L is the symmetric sheaf Laplacian; learned maps may
-differ between the directions, and then P is not symmetric.
+:class:`~sheafdeq.layers.cellular_sheaf.CellularSheaf`), L is the symmetric sheaf Laplacian; learned
+maps may differ between the directions, and then P is not symmetric.
 """
 
 from __future__ import annotations

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.test_edge_step import TOLERANCE, disagreement, needs_native, random_graph
+from ops.test_sheaf_step import TOLERANCE, disagreement, needs_native, random_graph
 from sheafdeq.data.graph import Graph
 from sheafdeq.errors import InputError
-from sheafdeq.kernels import EdgeLayout, use_kernel
-from sheafdeq.kernels.blocks import native_blocks, native_gated_step, native_split_blocks
-from sheafdeq.kernels.native_module import native_module
-from sheafdeq.models.blocks import (
+from sheafdeq.layers.gates import GATES, Gate
+from sheafdeq.ops import EdgeLayout, use_kernel
+from sheafdeq.ops.block_kernel import native_blocks, native_gated_step, native_split_blocks
+from sheafdeq.ops.gated_step import (
     edge_product,
     gated_map,
     generate,
@@ -26,7 +26,7 @@ from sheafdeq.models.blocks import (
     propagate,
     reweighted,
 )
-from sheafdeq.models.split import GATES, Gate
+from sheafdeq.ops.native_module import native_module
 from sheafdeq.recurrence import Incidence
 
 pytestmark = needs_native

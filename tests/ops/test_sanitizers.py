@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-import sheafdeq.kernels
+import sheafdeq.ops
 
-NATIVE = Path(sheafdeq.kernels.__file__).parent / "native"
+NATIVE = Path(sheafdeq.ops.__file__).parent / "native"
 DRIVER = Path(__file__).with_name("sanitizer_driver.cpp")
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 

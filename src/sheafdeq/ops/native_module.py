@@ -32,7 +32,7 @@ def native_module() -> Any | None:
     """The extension module, or None when it was not built or cannot be loaded (then a warning says
     so, once)."""
     try:
-        module = importlib.import_module("sheafdeq.kernels._native")
+        module = importlib.import_module("sheafdeq.ops._native")
         if getattr(module, "interface", 1) != INTERFACE:
             raise ImportError("it was built from other sources than these: build it again")
         return module

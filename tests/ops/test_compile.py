@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.test_edge_step import (
+from ops.test_sheaf_step import (
     disagreement,
     random_graph,
     sheaf_step,
@@ -13,7 +13,7 @@ from kernels.test_edge_step import (
     step_arguments,
     value_and_gradients,
 )
-from sheafdeq.kernels import EdgeLayout
+from sheafdeq.ops import EdgeLayout
 
 
 @pytest.mark.slow

@@ -7,15 +7,16 @@ from fractions import Fraction
 import pytest
 import torch
 
-from kernels.test_edge_step import needs_native
+from ops.test_sheaf_step import needs_native
 from sheafdeq.data.graph import Graph
 from sheafdeq.distances import THOMPSON
 from sheafdeq.errors import InputError
-from sheafdeq.kernels import EdgeLayout, use_kernel
+from sheafdeq.layers.gates import GATES
+from sheafdeq.layers.rows import bounded_rows, scaled_rows, unit_rows
 from sheafdeq.models import SheafCascade, SheafDEQ, StrongSheafDEQ
-from sheafdeq.models.rows import bounded_rows, scaled_rows, unit_rows
-from sheafdeq.models.split import GATES, two_parts
 from sheafdeq.models.strong_attention import StrongAttnDEQ
+from sheafdeq.ops import EdgeLayout, use_kernel
+from sheafdeq.ops.gated_step import two_parts
 from sheafdeq.threads import set_threads, thread_count
 
 KERNELS = [pytest.param("native", marks=needs_native), "reference"]
@@ -257,7 +258,7 @@ def test_an_extension_of_other_sources_is_not_used(monkeypatch):
     from types import SimpleNamespace
 
     from sheafdeq.errors import KernelWarning
-    from sheafdeq.kernels import native_module as finding
+    from sheafdeq.ops import native_module as finding
 
     monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(interface=1))
     finding.native_module.cache_clear()

@@ -21,7 +21,7 @@ parts (S + A)/2 and (S - A)/2 of F = M tanh(raw / 2) with sizes M >= 0 and their
 from nonnegative X+-, with A+- those two parts or the positive and negative entries of one A: sums
 of nonnegative terms, in one pass over the edges. Blocks and their gradients have d d entries an
 edge; nothing of size (edges x channels) is made. They serve what ``native_serves`` accepts, up to d
-= 16, and can be differentiated once; ``sheafdeq.models.blocks`` chooses between them and PyTorch.
+= 16, and can be differentiated once; ``sheafdeq.ops.gated_step`` chooses between them and PyTorch.
 Results are bitwise equal from run to run for a given number of threads.
 """
 
@@ -34,10 +34,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from sheafdeq.data.plain_tensor import plain_tensor
 from sheafdeq.errors import InputError
-from sheafdeq.kernels.layout import EdgeLayout
-from sheafdeq.kernels.native_module import native_module
+from sheafdeq.ops.layout import EdgeLayout
+from sheafdeq.ops.native_module import native_module
+from sheafdeq.plain_tensor import plain_tensor
 from sheafdeq.threads import thread_count
 
 __all__ = [
@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 GATE_CODES = {"tanh": 1, "rational": 2, "balance": 3}
-"""Gates the kernel applies itself, by the name in :data:`sheafdeq.models.split.GATES`."""
+"""Gates the kernel applies itself, by the name in :data:`sheafdeq.layers.gates.GATES`."""
 
 
 def padded_width(width: int, dtype: torch.dtype) -> int:

@@ -28,10 +28,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from sheafdeq.data.plain_tensor import plain_tensor
 from sheafdeq.errors import InputError
-from sheafdeq.kernels.layout import EdgeLayout
-from sheafdeq.kernels.native_module import native_module, native_serves
+from sheafdeq.ops.layout import EdgeLayout
+from sheafdeq.ops.native_module import native_module, native_serves
+from sheafdeq.plain_tensor import plain_tensor
 from sheafdeq.threads import thread_count
 
 __all__ = [
