@@ -160,7 +160,7 @@ ALLOWED = {
         "__version__",
     },
     "machine": set(),
-    "speed": {"data", "kernels", "machine", "models", "recurrence", "records", "registry"},
+    "speed": {"data", "ops", "machine", "models", "recurrence", "records", "registry"},
     "evaluation": {"data", "equilibrium", "records", "training", "errors"},
 }
 

@@ -8,7 +8,7 @@ from sheafdeq.certificates.sheaf_enclosure import MAP_GUARD, SheafEnclosure
 from sheafdeq.data.graph import Graph
 from sheafdeq.errors import InputError
 from sheafdeq.models.sheaf_deq import SheafDEQ
-from sheafdeq.ops.sheaf_step import NORM_FLOOR
+from sheafdeq.ops.native_module import NORM_FLOOR
 
 
 def problem(seed: int, order: float = 2, pre_norm: bool = True, edge_dim: int | None = None):

@@ -260,11 +260,14 @@ def test_an_extension_of_other_sources_is_not_used(monkeypatch):
     from sheafdeq.errors import KernelWarning
     from sheafdeq.ops import native_module as finding
 
-    monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(interface=1))
-    finding.native_module.cache_clear()
-    try:
-        with pytest.warns(KernelWarning, match="build it again"):
-            assert finding.native_module() is None
-    finally:
-        monkeypatch.undo()
-        finding.native_module.cache_clear()
+    other_floor = SimpleNamespace(interface=finding.INTERFACE, norm_floor=1e-6)
+    for module in (SimpleNamespace(interface=1), other_floor):
+        with monkeypatch.context() as patch:
+            patch.setattr(importlib, "import_module", lambda name, module=module: module)
+            finding.native_module.cache_clear()
+            try:
+                with pytest.warns(KernelWarning, match="build it again"):
+                    assert finding.native_module() is None
+            finally:
+                patch.undo()
+                finding.native_module.cache_clear()

@@ -43,8 +43,8 @@ from torch import Tensor
 from sheafdeq.certificates.blocks import BlockMatrix
 from sheafdeq.certificates.interval import EPSILON, Interval, matmul, scaled_up
 from sheafdeq.errors import InputError
-from sheafdeq.layers.restriction import ROW_GUARD
 from sheafdeq.models.sheaf_deq import SheafContext, SheafDEQ
+from sheafdeq.ops.native_module import NORM_FLOOR as ROW_GUARD
 
 __all__ = ["Enclosed", "SheafEnclosure", "Slope"]
 
@@ -596,7 +596,7 @@ def _largest_other(values: Tensor) -> Tensor:
     return torch.where(first, top.values[..., 1:2], top.values[..., :1])
 
 
-MAP_GUARD = 1e-12
+MAP_GUARD = ROW_GUARD
 """Generated maps of norm below this count as zero: a jump, across which nothing contracts."""
 
 

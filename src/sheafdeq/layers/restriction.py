@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from sheafdeq.errors import InputError
+from sheafdeq.ops.native_module import NORM_FLOOR
 from sheafdeq.ops.sheaf_step import unit_or_zero
 
 __all__ = [
-    "ROW_GUARD",
     "FirstLayer",
     "frobenius_normalise",
     "linear_layers",
@@ -28,10 +28,6 @@ __all__ = [
     "normalise_rows",
     "restriction_maps",
 ]
-
-ROW_GUARD = 1e-12
-"""Rows of norm below this are divided by it instead: a zero row stays zero. Positive states never
-meet it."""
 
 
 def normalise_rows(state: Tensor, d: int, q: int, order: float) -> Tensor:
@@ -42,12 +38,12 @@ def normalise_rows(state: Tensor, d: int, q: int, order: float) -> Tensor:
     """
     rows = state.view(-1, d, q)
     norm = torch.linalg.vector_norm(rows, ord=order, dim=-1, keepdim=True)
-    return (rows / norm.clamp(min=ROW_GUARD)).view_as(state)
+    return (rows / norm.clamp(min=NORM_FLOOR)).view_as(state)
 
 
 def frobenius_normalise(maps: Tensor) -> Tensor:
-    """(e, d, d) -> (e, d, d) with unit Frobenius norm; a map of norm below 1e-12 counts as zero and
-    passes no gradient."""
+    """(e, d, d) -> (e, d, d) with unit Frobenius norm; a map of norm below :data:`NORM_FLOOR`
+    counts as zero and passes no gradient."""
     return unit_or_zero(maps.flatten(1)).view_as(maps)
 
 

@@ -17,12 +17,24 @@ from torch.autograd import forward_ad
 
 from sheafdeq.errors import InputError, KernelWarning
 
-__all__ = ["native_available", "native_description", "native_module", "native_serves", "use_kernel"]
+__all__ = [
+    "NORM_FLOOR",
+    "native_available",
+    "native_description",
+    "native_module",
+    "native_serves",
+    "use_kernel",
+]
 
 KERNEL_VARIABLE = "SHEAFDEQ_KERNEL"
-INTERFACE = 2
+INTERFACE = 3
 """Of the calls into the extension; an extension built from older sources has another one and is not
 used."""
+NORM_FLOOR = 1e-12
+"""Rows of the state are divided by at least this: a zero row stays zero, positive states never meet
+it. A generated map of smaller Frobenius norm counts as zero: it does not propagate and passes no
+gradient (all hidden units of an edge can be dead at once; dividing by a floor would then return a
+gradient of 1e12). Certificates rely on the number, so an extension with another one is refused."""
 _KERNELS = ("native", "reference")
 _choice: ContextVar[str | None] = ContextVar("sheafdeq_kernel", default=None)
 
@@ -35,6 +47,8 @@ def native_module() -> Any | None:
         module = importlib.import_module("sheafdeq.ops._native")
         if getattr(module, "interface", 1) != INTERFACE:
             raise ImportError("it was built from other sources than these: build it again")
+        if module.norm_floor != NORM_FLOOR:
+            raise ImportError(f"its floor is {module.norm_floor}, not {NORM_FLOOR}: build it again")
         return module
     except ImportError as error:
         warnings.warn(

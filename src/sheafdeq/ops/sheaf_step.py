@@ -30,7 +30,7 @@ from torch.nn import functional
 
 from sheafdeq.errors import InputError
 from sheafdeq.ops.layout import EdgeLayout
-from sheafdeq.ops.native_module import native_module, native_serves
+from sheafdeq.ops.native_module import NORM_FLOOR, native_module, native_serves
 from sheafdeq.plain_tensor import plain_tensor
 from sheafdeq.threads import thread_count
 
@@ -48,10 +48,6 @@ __all__ = [
     "unit_or_zero",
 ]
 
-NORM_FLOOR = 1e-12
-"""Rows of the state are divided by at least this. A generated map of smaller Frobenius norm counts
-as zero: it does not propagate and passes no gradient (all hidden units of an edge can be dead at
-once; dividing by a floor would then return a gradient of 1e12)."""
 LARGEST_NATIVE_STALK = 16
 ADVISE_BYTES = 32 << 20
 """Tensors from this size on ask for huge pages. The C library maps them anew every time, and with

@@ -13,8 +13,8 @@ import torch
 
 from sheafdeq.data.community import community_graph
 from sheafdeq.data.graph import Graph
-from sheafdeq.ops.native_module import native_available, native_description
 from sheafdeq.machine import processor_name
+from sheafdeq.ops.native_module import native_available, native_description
 from sheafdeq.registry import COMMUNITY, build_model
 from sheafdeq.registry import MODELS as REGISTERED
 from sheafdeq.speed.memory import high_water, in_child, memory_in_child

@@ -10,8 +10,8 @@ import torch
 
 from sheafdeq.data.community import community_graph
 from sheafdeq.data.graph import Graph
-from sheafdeq.ops.native_module import use_kernel
 from sheafdeq.models.sheaf_deq import SheafDEQ
+from sheafdeq.ops.native_module import use_kernel
 from sheafdeq.recurrence import Incidence
 from sheafdeq.speed.message_passing import MessagePassingStep
 

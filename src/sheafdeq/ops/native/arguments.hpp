@@ -5,6 +5,10 @@
 
 namespace sheafdeq {
 
+// Rows of the state are divided by at least this, and a generated map of smaller norm counts as zero. Proofs
+// depend on it: sheafdeq.ops.native_module holds the same number and refuses an extension with another one.
+inline constexpr double norm_floor = 1e-12;
+
 // Everything one pass over the edges reads and writes. Rows may lie further apart than they are wide
 // (`*_stride`, in elements). `hidden` and `channels` are padded to a multiple of the vector length with
 // zeros, which change no result. Indices come from a Layout, which has checked them.

@@ -18,8 +18,6 @@ namespace {
 using sheafdeq::EdgePass;
 using sheafdeq::EdgeShare;
 
-template <class T> constexpr T norm_floor = T(1e-12);
-
 // What does not depend on the stalk dimension except through the number of map entries: compiled once.
 template <class T> struct EdgeBlock {
   using V = Vec<T>;
@@ -297,7 +295,7 @@ template <class T, int D> struct EdgeKernel {
     return root(sum);
   }
   static SHEAFDEQ_INLINE V guarded(V norm) {
-    const V floor = splat(norm_floor<T>);
+    const V floor = splat(T(sheafdeq::norm_floor));
     return norm < floor ? V{} : splat(T(1)) / norm;  // a vanishing map counts as zero and passes no gradient
   }
 

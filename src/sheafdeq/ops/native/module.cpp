@@ -639,7 +639,8 @@ NB_MODULE(_native, module) {
       .def("ghosts", [](const Layout& self, int threads) { return self.plan(threads_for(self, threads)).ghosts; })
       .def("threads", [](const Layout& self, int threads) { return threads_for(self, threads); });
 
-  module.attr("interface") = 2;  // raised when a call changes; sheafdeq.ops.native_module asks for it
+  module.attr("norm_floor") = sheafdeq::norm_floor;
+  module.attr("interface") = 3;  // raised when a call changes; sheafdeq.ops.native_module asks for it
   bind<float>(module, "float");
   bind<double>(module, "double");
   module.def("advise", [](nb::ndarray<nb::device::cpu> tensor) { ask_for_huge_pages(tensor.data(), tensor.nbytes()); });

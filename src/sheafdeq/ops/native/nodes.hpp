@@ -82,7 +82,7 @@ template <class T> struct NodeKernel {
       } else {
         for (int c = 0; c < q; c++) sum += x[c] * x[c];
       }
-      const T norm = __builtin_sqrt(sum), floor = T(1e-12);
+      const T norm = __builtin_sqrt(sum), floor = T(sheafdeq::norm_floor);
       const T factor = T(1) / (norm < floor ? floor : norm);
       for (int c = 0; c < q; c++) out[static_cast<std::int64_t>(r) * q + c] = x[c] * factor;
       if (inverse) {
