@@ -17,17 +17,11 @@ import torch
 from scipy import sparse
 
 from sheafdeq.data import load_task, task_names
-from sheafdeq.data.benchmarks import (
-    NODE_SETS,
-    _features,
-    _parse_geom_gcn,
-    _parse_heterophilous,
-    _parse_planetoid,
-    _parse_tu,
-    _stratified_folds,
-)
+from sheafdeq.data.benchmark_sets import NODE_SETS
+from sheafdeq.data.benchmarks import _features, _stratified_folds
 from sheafdeq.data.catalogue import entries, recorded_digests
 from sheafdeq.data.files import manifest
+from sheafdeq.data.raw_formats import parse_geom_gcn, parse_heterophilous, parse_planetoid, parse_tu
 from sheafdeq.errors import DataError, InputError
 
 # ----------------------------------------------------------------------------------------------
@@ -67,7 +61,7 @@ def planetoid_files():
 
 
 def test_planetoid_format():
-    arrays = _parse_planetoid(planetoid_files(), "planetoid/Tiny")
+    arrays = parse_planetoid(planetoid_files(), "planetoid/Tiny")
     x = _features(arrays)
     assert x[:4].tolist() == np.arange(12).reshape(4, 3).tolist()
     assert x[7].tolist() == [70, 71, 72]
@@ -87,7 +81,7 @@ def test_geom_gcn_formats():
         b"1\t0,1,1\t2\n0\t1,0,0\t0\n2\t0,0,0\t1\n",
         "d/raw/out1_graph_edges.txt": b"node_id\tnode_id\n0\t1\n1\t2\n0\t1\n2\t2\n",
     } | splits("d/raw/d", 3)
-    arrays = _parse_geom_gcn(dense, "d", prefix="d")
+    arrays = parse_geom_gcn(dense, "d", prefix="d")
     assert arrays["x"].tolist() == [[1, 0, 0], [0, 1, 1], [0, 0, 0]]
     assert arrays["target"].tolist() == [0, 2, 1]
     assert arrays["edges"].T.tolist() == [[0, 1], [1, 2], [2, 2]]
@@ -96,7 +90,7 @@ def test_geom_gcn_formats():
         "d/raw/out1_node_feature_label.txt": b"node_id\tfeature\tlabel\n"
         b"1\t2,0\t2\n0\t1\t0\n2\t0\t1\n",
     }
-    assert _parse_geom_gcn(listed, "d", prefix="d", indexed=True)["x"].tolist() == [
+    assert parse_geom_gcn(listed, "d", prefix="d", indexed=True)["x"].tolist() == [
         [0, 1, 0],
         [1, 0, 1],
         [1, 0, 0],
@@ -109,12 +103,12 @@ def test_geom_gcn_formats():
         b"0\t1;0\t1\n",
     ):
         with pytest.raises(DataError, match="out1_node_feature_label"):
-            _parse_geom_gcn(
+            parse_geom_gcn(
                 {**dense, "d/raw/out1_node_feature_label.txt": b"h\n" + rows}, "d", prefix="d"
             )
     for bad in (b"h\n0\t9\n", b"h\n0\n", b"h\n0\tx\n"):
         with pytest.raises(DataError, match="out1_graph_edges"):
-            _parse_geom_gcn({**dense, "d/raw/out1_graph_edges.txt": bad}, "d", prefix="d")
+            parse_geom_gcn({**dense, "d/raw/out1_graph_edges.txt": bad}, "d", prefix="d")
 
 
 def test_heterophilous_format_and_object_arrays():
@@ -127,12 +121,12 @@ def test_heterophilous_format_and_object_arrays():
         "val_masks": mask,
         "test_masks": mask,
     }
-    arrays = _parse_heterophilous({"a.npz": npz(**good)}, "a.npz")
+    arrays = parse_heterophilous({"a.npz": npz(**good)}, "a.npz")
     assert arrays["edges"].tolist() == [[0, 1], [1, 2]]
     planted = npz(**{**good, "node_labels": np.array([print, 1, 0], dtype=object)})
     for bad in (planted, b"PK", npz(edges=mask), npz(**good)[:-40]):
         with pytest.raises(DataError, match=r"a\.npz"):
-            _parse_heterophilous({"a.npz": bad}, "a.npz")
+            parse_heterophilous({"a.npz": bad}, "a.npz")
 
 
 def test_tu_format():
@@ -144,13 +138,13 @@ def test_tu_format():
         "tu/T/raw/T_edge_labels.txt": b"0\n1\n1\n0\n0\n",
         "tu/T/raw/T_node_attributes.txt": b" 1.5\n 2.5\n-1\n0\n",
     }
-    arrays = _parse_tu(contents, "tu/T")
+    arrays = parse_tu(contents, "tu/T")
     assert arrays["x"].tolist() == [[1.5, 0, 0, 1], [2.5, 1, 0, 0], [-1, 0, 1, 0], [0, 0, 0, 1]]
     assert arrays["edges"].T.tolist() == [[0, 1], [1, 0], [2, 3], [3, 2]]
     assert arrays["edge_attr"].argmax(1).tolist() == [0, 1, 0, 0]
     assert arrays["target"].tolist() == [0, 1]
     with pytest.raises(DataError, match="out of range"):
-        _parse_tu({**contents, "tu/T/raw/T_A.txt": b"1, 9\n"}, "tu/T")
+        parse_tu({**contents, "tu/T/raw/T_A.txt": b"1, 9\n"}, "tu/T")
 
 
 def test_folds_are_stratified():

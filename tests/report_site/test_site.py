@@ -15,8 +15,8 @@ from sheafdeq.errors import InputError
 from sheafdeq.report.collection import collect
 from sheafdeq.report.selection import select, summarise
 from sheafdeq.report.site import build_site
-from sheafdeq.report.site.build import page_name, script_json
 from sheafdeq.report.site.charts import thinned
+from sheafdeq.report.site.environment import page_name, script_json
 from sheafdeq.report.site.words import certificate_sentences, clip, toml_of
 from sheafdeq.training.config import TrainingConfig
 

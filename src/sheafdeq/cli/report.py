@@ -134,7 +134,7 @@ def _explore(names: str, out: Path, options: Any) -> None:
     from sheafdeq.cli.explore import schedule_from, write_explorer
     from sheafdeq.cli.subject import load_subject
     from sheafdeq.report.site import prepare_folder
-    from sheafdeq.report.site.build import page_name
+    from sheafdeq.report.site.environment import page_name
 
     subjects = [load_subject(Path(name), "test", "0") for name in names.split(",")]
     name = page_name(subjects[0].record.id)

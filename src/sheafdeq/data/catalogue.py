@@ -10,7 +10,8 @@ from functools import cache, cached_property, partial
 from importlib import resources
 from typing import Any
 
-from sheafdeq.data.benchmarks import GRAPH_SETS, NODE_SETS, graph_task, node_task
+from sheafdeq.data.benchmark_sets import GRAPH_SETS, NODE_SETS
+from sheafdeq.data.benchmarks import graph_task, node_task
 from sheafdeq.data.chains import counting, sums
 from sheafdeq.data.community import community
 from sheafdeq.data.coordinates import coordinates

@@ -24,7 +24,7 @@ from sheafdeq.explorer.encode import (
 )
 from sheafdeq.explorer.film import Actor, Film, Scene, film, film_late, key_frames
 from sheafdeq.explorer.layout import layouts
-from sheafdeq.report.site.build import environment, script_json
+from sheafdeq.report.site.environment import environment, script_json
 from sheafdeq.report.site.words import clip
 
 __all__ = ["LIMIT", "explore", "write_page"]

@@ -351,7 +351,8 @@ def cache(random: Random, folder: Path) -> None:
     import numpy as np
     from safetensors.numpy import save
 
-    from sheafdeq.data.benchmarks import NODE_SETS, _checked, _features
+    from sheafdeq.data.benchmark_sets import NODE_SETS
+    from sheafdeq.data.benchmarks import _checked, _features
     from sheafdeq.data.cache import cached
 
     source = NODE_SETS["texas"]
