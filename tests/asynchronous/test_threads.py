@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sheafdeq.asynchronous.threads import run_threads
+from sheafdeq.asynchronous.threaded import run_threads
 from sheafdeq.data.graph import Graph
 from sheafdeq.errors import InputError
 from sheafdeq.models.sheaf_deq import SheafDEQ

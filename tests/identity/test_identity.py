@@ -288,7 +288,7 @@ def test_a_model_reaches_what_matters_and_nothing_else():
         for key in _in_package("sheafdeq.training.loop", "Trainer")
         if isinstance(key, Definition)
     }
-    assert {"sheafdeq.training.schedule", "sheafdeq.training.penalty"} <= training
+    assert {"sheafdeq.training.learning_rate", "sheafdeq.training.penalty"} <= training
 
 
 def _package_modules():
@@ -353,7 +353,7 @@ def test_ids_of_a_copy_with_renamed_modules_are_equal_and_with_an_edited_functio
         "models.appnp": "models.personalised",
         "layers.checks": "models.checks",
         "solvers.iterate": "solvers.loop",
-        "training.schedule": "training.rates",
+        "training.learning_rate": "training.rates",
     }
     for old, new in moves.items():
         (tmp_path / "sheafdeq" / f"{old.replace('.', '/')}.py").rename(

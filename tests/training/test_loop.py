@@ -10,11 +10,11 @@ from torch import nn
 from sheafdeq.equilibrium import ExplicitModel
 from sheafdeq.errors import InputError
 from sheafdeq.training.config import PenaltyConfig, ScheduleConfig
+from sheafdeq.training.learning_rate import RateSchedule
 from sheafdeq.training.loop import Trainer, TrainingError, evaluate, is_stochastic
 from sheafdeq.training.penalty import SettlingPenalty
 from sheafdeq.training.run import train
 from sheafdeq.training.run_identity import task_of
-from sheafdeq.training.schedule import Schedule
 
 
 def test_the_kept_checkpoint_is_the_one_that_made_the_best_score(small):
@@ -135,12 +135,12 @@ def test_training_leaves_the_callers_generator_and_threads_alone(small):
 
 
 def test_constant_schedule_is_one():
-    schedule = Schedule(ScheduleConfig(kind="constant"), 10)
+    schedule = RateSchedule(ScheduleConfig(kind="constant"), 10)
     assert [schedule.rate(epoch, 0.0) for epoch in range(10)] == [1.0] * 10
 
 
 def test_wsd_rises_stays_and_falls_to_its_floor():
-    schedule = Schedule(ScheduleConfig(kind="wsd", warmup=0.2, decay=0.5, floor=0.1), 20)
+    schedule = RateSchedule(ScheduleConfig(kind="wsd", warmup=0.2, decay=0.5, floor=0.1), 20)
     rates = [schedule.rate(epoch, 0.0) for epoch in range(21)]
     assert rates[:4] == pytest.approx([0.2, 0.4, 0.6, 0.8])
     assert rates[4:11] == pytest.approx([1.0] * 7)
@@ -149,7 +149,7 @@ def test_wsd_rises_stays_and_falls_to_its_floor():
 
 
 def test_wsd_scales_with_the_number_of_epochs():
-    short, long = (Schedule(ScheduleConfig(), epochs) for epochs in (100, 1000))
+    short, long = (RateSchedule(ScheduleConfig(), epochs) for epochs in (100, 1000))
     assert [short.rate(epoch, 0.0) for epoch in (50, 90, 100)] == pytest.approx(
         [long.rate(10 * epoch, 0.0) for epoch in (50, 90, 100)]
     )
@@ -160,13 +160,13 @@ def test_wsd_scales_with_the_number_of_epochs():
 
 def test_plateau_halves_after_its_patience_and_resumes():
     config = ScheduleConfig(kind="plateau", patience=2, factor=0.5, floor=0.2)
-    schedule = Schedule(config, 100)
+    schedule = RateSchedule(config, 100)
     scores = [1.0, 0.9, 0.9, 0.9, 0.9, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
     rates = [schedule.rate(epoch, score) for epoch, score in enumerate(scores)]
     assert rates[:5] == [1.0, 1.0, 1.0, 0.5, 0.5]
     assert rates[8] == 0.25
     assert min(rates) == 0.2
-    first, second = Schedule(config, 100), Schedule(config, 100)
+    first, second = RateSchedule(config, 100), RateSchedule(config, 100)
     for score in scores[:4]:
         first.rate(0, score)
     second.restore(first.state())

@@ -22,9 +22,15 @@ from sheafdeq.errors import InputError, RecordError, StoreError, UsageError
 from sheafdeq.records import read_record, read_sealed, without_timing, write_bytes, write_sealed
 from sheafdeq.training import store as store_module
 from sheafdeq.training.engines import local
+from sheafdeq.training.engines.job_process import (
+    EXIT_STORE,
+    EXIT_SUSPENDED,
+    Limits,
+    attempt,
+    write_plan,
+)
+from sheafdeq.training.engines.job_process import main as work
 from sheafdeq.training.engines.local import CRASH_LIMIT, planned, run_local
-from sheafdeq.training.engines.worker import EXIT_STORE, EXIT_SUSPENDED, Limits, attempt, write_plan
-from sheafdeq.training.engines.worker import main as work
 from sheafdeq.training.interrupt import Suspended
 from sheafdeq.training.run import train
 from sheafdeq.training.run_identity import identify
@@ -421,7 +427,7 @@ def test_a_worker_told_to_stop_between_two_runs_stops(small, tmp_path, monkeypat
         os.kill(os.getpid(), signal.SIGTERM)
         return result
 
-    monkeypatch.setattr("sheafdeq.training.engines.worker.attempt", first_then_signal)
+    monkeypatch.setattr("sheafdeq.training.engines.job_process.attempt", first_then_signal)
     before = signal.getsignal(signal.SIGTERM)
     try:
         assert work(str(plan)) == EXIT_SUSPENDED

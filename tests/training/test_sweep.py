@@ -19,9 +19,9 @@ from sheafdeq.errors import InputError, UsageError
 from sheafdeq.records import read_record, read_records, without_timing
 from sheafdeq.registry import MODELS
 from sheafdeq.training.config import TrainingConfig
+from sheafdeq.training.engines.job_process import EXIT_SUSPENDED, Limits, attempt, write_plan
+from sheafdeq.training.engines.job_process import main as work
 from sheafdeq.training.engines.local import run_local
-from sheafdeq.training.engines.worker import EXIT_SUSPENDED, Limits, attempt, write_plan
-from sheafdeq.training.engines.worker import main as work
 from sheafdeq.training.run import train
 from sheafdeq.training.store import RunStore
 from sheafdeq.training.sweep import Budget, Sweep, parse_shard, preset_names
@@ -197,7 +197,7 @@ def test_one_failed_run_is_recorded_and_retried_and_stops_nothing(
         raise FloatingPointError("deliberate")
 
     with monkeypatch.context() as patch:
-        patch.setattr("sheafdeq.training.engines.worker.train", broken)
+        patch.setattr("sheafdeq.training.engines.job_process.train", broken)
         assert attempt(entries[0], store, "first", None, "local", 30.0) == "failed"
     status = sweep.status(store, entries)
     assert (status["failed"], status["left"]) == (1, 9)

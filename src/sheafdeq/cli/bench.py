@@ -51,9 +51,9 @@ def configure(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure, print, and write."""
-    from sheafdeq.speed.measure import measure, scale_row
+    from sheafdeq.speed.bench_figure import draw_bench
     from sheafdeq.speed.memory import memory_of
-    from sheafdeq.speed.pictures import draw_bench
+    from sheafdeq.speed.timings import measure, scale_row
 
     if options.measure:
         kind, _, size = options.measure.partition(":")

@@ -67,13 +67,13 @@ class Report:
 
 
 class _Worker:
-    """A process of :mod:`sheafdeq.fuzzing.worker` and the case it is trying."""
+    """A process of :mod:`sheafdeq.fuzzing.case_process` and the case it is trying."""
 
     def __init__(self, selector: selectors.BaseSelector, targets: Sequence[str]) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"}
         environment.pop("SHEAFDEQ_DEBUG", None)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "sheafdeq.fuzzing.worker", *targets],
+            [sys.executable, "-m", "sheafdeq.fuzzing.case_process", *targets],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -58,7 +58,7 @@ class ModelConfig(_Frozen):
 
 class ScheduleConfig(_Frozen):
     """Learning rate over the epochs, as a factor of ``learning_rate`` (see
-    :mod:`sheafdeq.training.schedule`)."""
+    :mod:`sheafdeq.training.learning_rate`)."""
 
     kind: Literal["constant", "wsd", "plateau"] = "wsd"
     # wsd: share of max_epochs, at the start, that rises linearly

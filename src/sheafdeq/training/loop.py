@@ -34,9 +34,9 @@ from sheafdeq.registry import Shape, build_model
 from sheafdeq.training.augmentation import augmented, check_augmentation
 from sheafdeq.training.average import WeightAverage
 from sheafdeq.training.config import TrainingConfig
+from sheafdeq.training.learning_rate import RateSchedule
 from sheafdeq.training.parts import parts_of
 from sheafdeq.training.penalty import Penalty, SettlingPenalty
-from sheafdeq.training.schedule import Schedule
 from sheafdeq.training.solving import check_solves, run_for_training
 
 __all__ = [
@@ -188,7 +188,7 @@ class Trainer:
         self.optimiser = torch.optim.Adam(
             parameters, lr=config.learning_rate, weight_decay=config.weight_decay
         )
-        self.schedule = Schedule(config.schedule, config.max_epochs)
+        self.schedule = RateSchedule(config.schedule, config.max_epochs)
         self.patience = config.patience if config.patience is not None else task.patience
         self.epoch = 0
         self.stopped: str | None = None

@@ -5,16 +5,16 @@ studies, certificates), and run records. Runs that became non-finite are in the 
 never part of a median.
 """
 
-from sheafdeq.report.figures.drawing import (
+from sheafdeq.report.figures.kinds import draw_all as draw_all
+from sheafdeq.report.figures.picture import (
     FORMATS as FORMATS,
 )
-from sheafdeq.report.figures.drawing import (
+from sheafdeq.report.figures.picture import (
     Drawing as Drawing,
 )
-from sheafdeq.report.figures.drawing import (
+from sheafdeq.report.figures.picture import (
     write_drawings as write_drawings,
 )
-from sheafdeq.report.figures.kinds import draw_all as draw_all
 from sheafdeq.report.figures.source import (
     Source as Source,
 )

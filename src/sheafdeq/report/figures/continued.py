@@ -10,7 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from sheafdeq.printable import mathtext
-from sheafdeq.report.figures.drawing import (
+from sheafdeq.report.figures.picture import (
     Drawing,
     file_stem,
     floor_of,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sheafdeq.printable import mathtext
 from sheafdeq.records import CERTIFICATE_SCHEMAS, DIAGNOSIS_SCHEMA, RunRecord, verdict_of
-from sheafdeq.report.figures.drawing import Drawing, file_stem, floor_of
+from sheafdeq.report.figures.picture import Drawing, file_stem, floor_of
 from sheafdeq.report.figures.source import Source, model_rank
 from sheafdeq.report.style import look_of
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from sheafdeq.errors import RecordError
 from sheafdeq.records import DIAGNOSIS_SCHEMA, STALENESS_SCHEMA
 from sheafdeq.report.figures.continued import continued_full, continued_short, settling
-from sheafdeq.report.figures.drawing import Drawing
 from sheafdeq.report.figures.frontier import frontiers
+from sheafdeq.report.figures.picture import Drawing
 from sheafdeq.report.figures.source import Source, by_task
 from sheafdeq.report.figures.staleness import faults, tau_sweep, trajectories
 from sheafdeq.report.figures.variability import training_variability

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from sheafdeq.printable import mathtext
-from sheafdeq.report.figures.drawing import (
+from sheafdeq.report.figures.picture import (
     Drawing,
     file_stem,
     floor_of,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from sheafdeq.printable import mathtext
 from sheafdeq.records import canonical_json
-from sheafdeq.report.figures.drawing import Drawing, file_stem, legend_below, letter, plottable
+from sheafdeq.report.figures.picture import Drawing, file_stem, legend_below, letter, plottable
 from sheafdeq.report.figures.source import Source
 from sheafdeq.report.style import SEED_LOOKS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sheafdeq.report.summary import Summary
-from sheafdeq.report.tables.rows import (
+from sheafdeq.report.tables.run_rows import (
     configuration_label,
     constant_row,
     row_title,

@@ -9,7 +9,7 @@ from typing import Any
 
 from sheafdeq.report.summary import Summary
 from sheafdeq.report.tables.paper import PAPER_SEEDS, paper_numbers
-from sheafdeq.report.tables.rows import (
+from sheafdeq.report.tables.run_rows import (
     DIFFERENCES,
     configuration_label,
     constant_row,

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from sheafdeq.errors import InputError, StoreError, UsageError
-from sheafdeq.training.engines.worker import EXIT_STORE, EXIT_SUSPENDED, write_plan
+from sheafdeq.training.engines.job_process import EXIT_STORE, EXIT_SUSPENDED, write_plan
 from sheafdeq.training.interrupt import Suspended
 from sheafdeq.training.store import LOCKS_VARIABLE, RunStore, locks_wanted
 from sheafdeq.training.sweep import Budget, Entry, deadline_of
@@ -156,7 +156,7 @@ class _Crew:
             return
         # A session of its own: Ctrl-C reaches the driver alone, which passes it on once.
         environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-        command = [sys.executable, "-m", "sheafdeq.training.engines.worker", str(self.plan)]
+        command = [sys.executable, "-m", "sheafdeq.training.engines.job_process", str(self.plan)]
         worker = subprocess.Popen(
             command, start_new_session=True, env=environment, stdin=subprocess.DEVNULL
         )

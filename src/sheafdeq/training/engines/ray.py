@@ -27,8 +27,8 @@ from typing import Any
 
 from sheafdeq.errors import InputError, StoreError, UsageError
 from sheafdeq.training.config import TrainingConfig
+from sheafdeq.training.engines.job_process import Limits, attempt
 from sheafdeq.training.engines.local import planned, unfinished
-from sheafdeq.training.engines.worker import Limits, attempt
 from sheafdeq.training.run_identity import Identity
 from sheafdeq.training.store import LOCKS_VARIABLE, RunStore, locks_wanted
 from sheafdeq.training.sweep import Budget, Entry, deadline_of

@@ -1,7 +1,7 @@
 """A worker process: takes runs nobody holds, computes them, and leaves when nothing is left.
 
-Started by the local engine as ``python -m sheafdeq.training.engines.worker PLAN``. The plan is a
-sealed JSON file.
+Started by the local engine as ``python -m sheafdeq.training.engines.job_process PLAN``. The plan is
+a sealed JSON file.
 """
 
 from __future__ import annotations

@@ -14,10 +14,10 @@ from typing import Any
 
 from sheafdeq.training.config import ScheduleConfig
 
-__all__ = ["Schedule"]
+__all__ = ["RateSchedule"]
 
 
-class Schedule:
+class RateSchedule:
     """Call :meth:`rate` once for each epoch, in order, with the validation score of that epoch's
     parameters."""
 
