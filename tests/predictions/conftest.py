@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from sheafdeq.data.graph import Graph
-from sheafdeq.models import SheafCascade
+from sheafdeq.models import SheafCascade, SheafDEQ, StrongSheafDEQ
+from sheafdeq.models.strong_attention import StrongAttnDEQ
 
 
 @pytest.fixture(scope="session")
@@ -61,5 +62,42 @@ def draw():
                 if parameter.dim() == 1:
                     parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
         return model, graph
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def draw_contracting():
+    """(kind, seed) -> (model, graph) of the models with a rate, and of SheafDEQs of gentle
+    weights."""
+
+    def make(kind: str, seed: int):
+        generator = torch.Generator().manual_seed(7919 * seed + len(kind))
+
+        def chance(*values):
+            return values[int(torch.randint(len(values), (1,), generator=generator))]
+
+        n, f, edge_dim = chance(1, 3, 4), chance(1, 2), chance(None, 1)
+        count = chance(0, n, 2 * n)
+        edges = torch.randint(n, (2, count), generator=generator)
+        attr = None if edge_dim is None else torch.randn(count, 1, generator=generator).double()
+        graph = Graph.build(torch.randn(n, f, generator=generator).double(), edges, attr)
+        torch.manual_seed(seed)
+        size, stalks, channels = chance(0.5, 1.0, 3.0), chance(1, 2), chance(2, 3)
+        options = {"edge_dim": edge_dim, "shift": chance(1.6, 2.5)}
+        if kind == "SheafDEQ":
+            model = SheafDEQ(f, 3, stalks, channels, **options)
+            size = chance(0.2, 0.5, 0.8)
+        else:
+            options["gate"] = chance("rational", "tanh", "balance")
+            options["shift"] = chance(2.0, 3.0)
+            made = {"StrongSheafDEQ": StrongSheafDEQ, "StrongAttnDEQ": StrongAttnDEQ}[kind]
+            model = made(f, 3, stalks, channels, hidden=4, **options)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(size)
+                if parameter.dim() == 1:
+                    parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+        return model.double(), graph
 
     return make

@@ -154,6 +154,123 @@ def cascade(model: Any, graph: Graph) -> Callable[[Any], Any]:
     return step
 
 
+def sigmoid(x: Any) -> Any:
+    return 1 / (1 + exponential(-x))
+
+
+def perceptron(w: dict[str, Any], name: str, x: Any) -> Any:
+    first = relu(x @ w[f"{name}.0.weight"].T + w[f"{name}.0.bias"])
+    return first @ w[f"{name}.2.weight"].T + w[f"{name}.2.bias"]
+
+
+def strong_sheaf(model: Any, graph: Graph) -> Callable[[Any], Any]:
+    """The step of a StrongSheafDEQ: y+- = (g +- p) / 2, the majorant g by absolute values."""
+    edges, d, q = Edges(graph), model.stalk_dim, model.channels
+    w = {name: exact(value) for name, value in model.named_parameters()}
+    second = exact(model.budgeted_logits())
+    drive = relu(exact(graph.x) @ w["drive.weight"].T + w["drive.bias"])
+    eye = np.array([[mpmath.mpf(int(i == j)) for j in range(d)] for i in range(d)], dtype=object)
+    if edges.pairs:
+        about = edges.about(graph)
+        raw = perceptron(w, "sizes", about)
+        sizes = logarithm(1 + exponential(raw)).reshape(-1, 2, d, d)
+        sizes = sizes / root((sizes * sizes).sum((2, 3), keepdims=True))
+        inputs = about @ w["logit_inputs.weight"].T + w["logit_inputs.bias"]
+
+    def step(state: Any) -> Any:
+        h = state.reshape(-1, d, q)
+        rows = (h / h.sum(-1, keepdims=True)).reshape(-1, d * q)
+        source, target = rows @ w["logit_source.weight"].T, rows @ w["logit_target.weight"].T
+        products, sized = [], []
+        diagonal, own_sized = (
+            [eye.copy() for _ in range(edges.n)],
+            [eye.copy() for _ in range(edges.n)],
+        )
+        for k, (u, v) in enumerate(edges.pairs):
+            hidden = relu(inputs[k] + source[u] + target[v])
+            logit = (second @ hidden + w["logits.bias"]).reshape(2, d, d)
+            maps = sizes[k] * tanh(logit / 2)
+            products.append(maps[1].T @ maps[0] * edges.weight[k])
+            sized.append(sizes[k][1].T @ sizes[k][0] * edges.weight[k])
+            diagonal[v] = diagonal[v] - maps[1].T @ maps[1] / edges.degree[v]
+            own_sized[v] = own_sized[v] + sizes[k][1].T @ sizes[k][1] / edges.degree[v]
+        first, mixing = w["stalk_mixing"], w["channel_mixing"]
+        signed = propagate(products, diagonal, first @ h @ mixing, edges)
+        size = propagate(sized, own_sized, abs(first) @ h @ abs(mixing), edges)
+        value = gate(model.gate.name, (size + signed) / 2, (size - signed) / 2, model.gate.floor)
+        return drive + mpmath.mpf(model.shift) + value.reshape(state.shape)
+
+    return step
+
+
+def strong_attention(model: Any, graph: Graph) -> Callable[[Any], Any]:
+    """The step of a StrongAttnDEQ."""
+    edges, heads, width = Edges(graph), model.heads, model.channels
+    w = {name: exact(value) for name, value in model.named_parameters()}
+    query_weight = exact(model.budgeted_query())
+    drive = relu(exact(graph.x) @ w["drive.weight"].T + w["drive.bias"])
+    bias = perceptron(w, "bias", edges.about(graph)) if edges.pairs else None
+    c = heads * width
+    mixing = w["mixing.weight"].reshape(c, heads, width)
+    values = w["value.weight"].reshape(heads, width, c)
+    coefficients = [mixing[:, m] @ values[m] for m in range(heads)]
+
+    def step(state: Any) -> Any:
+        unit = state / root((state * state).sum(-1, keepdims=True))
+        query = (unit @ query_weight.T / mpmath.sqrt(width)).reshape(-1, heads, width)
+        key = (unit @ w["key.weight"].T).reshape(-1, heads, width)
+        out = []
+        for v in range(edges.n):
+            plus, minus = 0, 0
+            for m in range(heads):
+                weights = [mpmath.exp((query[v, m] * key[v, m]).sum() + w["own_bias"][m])]
+                rows = [state[v]]
+                for k, (u, target) in enumerate(edges.pairs):
+                    if target == v:
+                        score = (query[v, m] * key[u, m]).sum() + bias[k, m]
+                        weights.append(mpmath.exp(score))
+                        rows.append(state[u])
+                total = sum(weights)
+                mean = sum(weight / total * row for weight, row in zip(weights, rows, strict=True))
+                plus = plus + relu(coefficients[m]) @ mean
+                minus = minus + relu(-coefficients[m]) @ mean
+            out.append(gate(model.gate.name, plus, minus, model.gate.floor))
+        return drive + mpmath.mpf(model.shift) + np.array(out, dtype=object)
+
+    return step
+
+
+def sheaf_deq(model: Any, graph: Graph) -> Callable[[Any], Any]:
+    """The step of a SheafDEQ with pre-normalisation in the Euclidean norm."""
+    edges, d, q = Edges(graph), model.stalk_dim, model.channels
+    w = {name: exact(value) for name, value in model.named_parameters()}
+    drive = relu(exact(graph.x) @ w["drive.weight"].T + w["drive.bias"])
+    attr = None if graph.edge_attr is None else exact(graph.edge_attr)
+
+    def step(state: Any) -> Any:
+        h = state.reshape(-1, d, q)
+        z = (h / root((h * h).sum(-1, keepdims=True))).reshape(-1, d * q)
+        raw = []
+        for k, (u, v) in enumerate(edges.pairs):
+            about = np.concatenate([z[u], z[v]] + ([] if attr is None else [attr[k]]))
+            maps = [perceptron(w, name, about) for name in ("source_maps", "target_maps")]
+            raw.append(np.array(maps, dtype=object).reshape(2, d, d))
+        products, diagonal = blocks(np.array(raw, dtype=object).reshape(-1, 2, d, d), edges, 0.0)
+        value = w["stalk_mixing"] @ h @ w["channel_mixing"]
+        moved = propagate(products, diagonal, value, edges).reshape(state.shape)
+        return tanh(moved) + mpmath.mpf(model.shift) + drive
+
+    return step
+
+
+STEPS = {
+    "SheafCascade": cascade,
+    "StrongSheafDEQ": strong_sheaf,
+    "StrongAttnDEQ": strong_attention,
+    "SheafDEQ": sheaf_deq,
+}
+
+
 def equilibrium(
     step: Callable[[Any], Any], model: Any, graph: Graph, state: torch.Tensor
 ) -> tuple[Any, Any]:

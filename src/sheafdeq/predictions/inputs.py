@@ -20,11 +20,9 @@ from torch import Tensor
 from sheafdeq.data.graph import Graph
 from sheafdeq.models import SheafCascade
 from sheafdeq.predictions.arithmetic import Interval, contract, mean_value, scaled_up
+from sheafdeq.predictions.edge_inputs import LENGTH_FLOOR, about_edges
 
 __all__ = ["CascadeInputs", "cascade_inputs"]
-
-LENGTH_FLOOR = 1e-12
-"""Under the root of the length of a difference, as the models have it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,17 +67,8 @@ def _edges(
         own = graph.edge_attr if graph.edge_attr is not None else x.new_ones(graph.num_edges, 1)
         pre = contract("ei,oi->eo", own, weight) + Interval.point(bias.expand(len(own), -1))
         return _second(pre, second), None
-    difference = Interval.point(x[graph.source]) - Interval.point(x[graph.target])
-    squares = difference.square().total(1)
-    floor = torch.full_like(squares.midpoint, LENGTH_FLOOR)
-    length = (squares + Interval.point(floor)).sqrt().view(-1, 1)
-    parts = [difference, length]
-    if graph.edge_attr is not None:
-        parts.append(Interval.point(graph.edge_attr))
-    about = Interval(
-        torch.cat([part.midpoint for part in parts], 1),
-        torch.cat([part.radius for part in parts], 1),
-    )
+    about = about_edges(graph, 0.0)
+    difference, length = about[:, :f], about[:, f : f + 1]
     pre = contract("ei,oi->eo", about, weight)
     pre = pre + Interval.point(bias.expand_as(pre.midpoint))
     if radius == 0:

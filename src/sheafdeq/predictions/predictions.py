@@ -34,6 +34,7 @@ class Predictions:
     grounds: str  # the theorem, in words
     reason: str | None  # why nothing is enclosed at all; None when every node has its bound
     delays: bool  # whether the statement holds under bounded delays too
+    starts: str  # from where the equilibrium is reached, in words
     levels: tuple[dict[str, float], ...]  # residual, rate, gain and largest bound of every level
     state: Tensor  # the state that was examined
     reach: Tensor | None  # bounds of all its entries in log coordinates
@@ -67,6 +68,7 @@ class Predictions:
             "radius": self.radius,
             "grounds": self.grounds,
             "delays": self.delays,
+            "starts": self.starts,
             "reason": self.reason,
             "nodes": self.label.numel(),
             "proved": int(self.proved.sum()),
@@ -100,9 +102,10 @@ class Predictions:
                 lines.append(f"  {count} not proved ({name}), e.g. node {first}: {self.why[first]}")
         lines.append(f"  by {self.grounds}")
         lines.append(
-            "  every schedule with bounded delays ends with the proved labels"
+            f"  every schedule with bounded delays ends with the proved labels, from {self.starts}"
             if self.delays
-            else "  synchronous iteration only: nothing is proved about late messages"
+            else "  nothing is proved about late messages"
+            + (f"; synchronous iteration from {self.starts}" if self.starts else "")
         )
         return "\n".join(lines)
 

@@ -9,47 +9,25 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from sheafdeq.certificates import Certificate, Level, Verdict, certify
+from sheafdeq.certificates import certify
 from sheafdeq.data.graph import Graph
 from sheafdeq.equilibrium import EquilibriumModel
 from sheafdeq.errors import InputError
-from sheafdeq.models import SheafCascade
 from sheafdeq.predictions.lead import leads
 from sheafdeq.predictions.predictions import Predictions
-from sheafdeq.predictions.tower import enclosed_tower
+from sheafdeq.predictions.rules import RULES, Enclosed
 from sheafdeq.solvers import Picard
 
-__all__ = ["Enclosed", "certify_predictions", "refined"]
+__all__ = ["certify_predictions", "refined"]
 
 REFINEMENT = Picard(steps=2000, tolerance=4e-15, stop_early=True)
 """How a state is refined before it is examined; whatever it reaches, the bound is proved."""
 TIE = 1e-9
 """Leads below this share of the largest logit are called ties when they are not proved."""
-
-
-@dataclass(frozen=True, eq=False)
-class Enclosed:
-    """What a rule hands back: the rows the readout reads, and how far they are from the truth."""
-
-    rows: Tensor  # (n, c) the columns of the state that are read
-    reach: Tensor | None  # (n, c) in log coordinates; None when nothing is enclosed
-    reason: str | None
-    grounds: str
-    delays: bool
-    weight: Tensor  # (o, c) of the readout
-    bias: Tensor | None
-    norm: nn.LayerNorm | None
-    levels: tuple[dict[str, float], ...] = ()
-
-
-Rule = Callable[[Any, Graph, Tensor, float, Certificate], Enclosed]
 
 
 def certify_predictions(
@@ -58,7 +36,7 @@ def certify_predictions(
     """Which labels are proved, for the stored features or for all within ``radius`` of them.
 
     Args:
-        model: a :class:`SheafCascade` (other types answer why nothing is enclosed).
+        model: a model with a rule (:data:`.rules.RULES`); others answer why nothing is enclosed.
         graph: the graph; model and graph are copied to float64 first.
         radius: R >= 0, in the maximum norm over all node features at once.
         state: a state to examine (n, columns); by default one is iterated to rest in float64.
@@ -76,17 +54,17 @@ def certify_predictions(
             f"the model has {model.out_channels} output: labels need one output for each class"
         )
     state = refined(model, graph) if state is None else _checked(state, model, graph)
-    rule = _RULES.get(type(model))
+    rule = RULES.get(type(model))
     if graph.num_nodes == 0:
         return _nothing(model, graph, radius, state, "a graph without nodes", started)
     if rule is None:
-        known = ", ".join(kind.__name__ for kind in _RULES)
+        known = ", ".join(kind.__name__ for kind in RULES)
         reason = f"no enclosure is known for {type(model).__name__} (known: {known})"
         return _nothing(model, graph, radius, state, reason, started)
     certificate = certify(model, graph, equilibrium=state, effort="quick")
-    objection = _objection(model, certificate)
-    if objection is not None:
-        return _nothing(model, graph, radius, state, objection, started)
+    if "readout" in vars(model):
+        reason = "'readout' was replaced on this object"
+        return _nothing(model, graph, radius, state, reason, started)
     enclosed = rule(model, graph, state, radius, certificate)
     return _judged(model, graph, radius, state, enclosed, started)
 
@@ -109,15 +87,6 @@ def _checked(state: Tensor, model: EquilibriumModel, graph: Graph) -> Tensor:
     return state
 
 
-def _objection(model: EquilibriumModel, certificate: Certificate) -> str | None:
-    """Why the theorem behind a guaranteed model does not speak of this object."""
-    if "readout" in vars(model):
-        return "'readout' was replaced on this object"
-    if certificate.verdict is not Verdict.CERTIFIED or certificate.level is not Level.GLOBAL:
-        return f"convergence is not certified: {certificate.reason or certificate.verdict}"
-    return None
-
-
 def _nothing(
     model: EquilibriumModel, graph: Graph, radius: float, state: Tensor, reason: str, started: float
 ) -> Predictions:
@@ -138,6 +107,7 @@ def _nothing(
         "nothing",
         reason,
         False,
+        "",
         (),
         state,
         None,
@@ -193,42 +163,9 @@ def _judged(
         enclosed.grounds,
         None,
         enclosed.delays,
+        enclosed.starts,
         enclosed.levels,
         state,
         enclosed.reach,
         time.perf_counter() - started,
     )
-
-
-# ---------------------------------------------------------------------- rules
-
-
-def _cascade(
-    model: SheafCascade, graph: Graph, state: Tensor, radius: float, certificate: Certificate
-) -> Enclosed:
-    tower = enclosed_tower(model, graph, state, radius)
-    levels = tuple(
-        {
-            "residual": bound.residual,
-            "rate": bound.rate,
-            "gain": bound.gain,
-            "bound": float(bound.reach.max()) if bound.reach.numel() else 0.0,
-            "median bound": float(bound.reach.median()) if bound.reach.numel() else 0.0,
-        }
-        for bound in tower.levels
-    )
-    output: Any = model.output
-    return Enclosed(
-        state[:, -model.width :].contiguous(),
-        tower.top,
-        tower.reason,
-        "Theorem 39 (a verified box level by level) and Theorem 23 (one equilibrium)",
-        True,
-        output.weight.detach(),
-        output.bias.detach(),
-        model.readout_norm,
-        levels,
-    )
-
-
-_RULES: dict[type, Rule] = {SheafCascade: _cascade}

@@ -24,6 +24,7 @@ from sheafdeq.data.graph import Graph
 from sheafdeq.models import SheafCascade
 from sheafdeq.predictions.arithmetic import Interval, scaled_up
 from sheafdeq.predictions.below import Below, Box
+from sheafdeq.predictions.contracting import log_residual
 from sheafdeq.predictions.inputs import cascade_inputs
 from sheafdeq.predictions.level import LevelEnclosure
 
@@ -102,7 +103,7 @@ def _level(
     for tried in range(1, ROUNDS + 1):
         box = Box.around(state, guess)
         whole = _Whole.of(enclosure, below, box)
-        residual = _residual(whole.image, state)
+        residual = log_residual(whole.image, state)
         needed = scaled_up(residual + whole.coupling, 2)
         if not bool(torch.isfinite(needed).all()):
             return "the coupling to the level below is not bounded over its box (coupling)"
@@ -121,12 +122,6 @@ def _level(
         guess = torch.maximum(reach * 1.5, guess * 0.1)
         why = "the box that was found is not mapped into itself (coupling)"
     return why
-
-
-def _residual(image: Interval, state: Tensor) -> Tensor:
-    """|log(T(z) / z)| <= |T(z) - z| / min(T(z), z)."""
-    difference = (image - Interval.point(state)).magnitude
-    return scaled_up(difference / torch.minimum(image.lower, state), 4)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,164 @@
+"""Which argument encloses the equilibrium of which model.
+
+* cascades: a verified box level by level (Theorem 39);
+* models with a certified rate: residual / (1 - rate), entry by entry (Proposition 41);
+* SheafDEQ without a rate: several steps together (Theorem 42), synchronous iteration only.
+
+A rule gets the model and the graph in float64, the state to examine, the radius and the convergence
+certificate, which also answers for the object being the model the theorems speak of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sheafdeq.certificates import Certificate, Level, Verdict
+from sheafdeq.certificates.sheaf_enclosure import SheafEnclosure
+from sheafdeq.data.graph import Graph
+from sheafdeq.models import SheafCascade, SheafDEQ, StrongSheafDEQ
+from sheafdeq.models.strong_attention import StrongAttnDEQ
+from sheafdeq.predictions.contracting import log_residual, reach_by_rate
+from sheafdeq.predictions.strong_step import attention_image, sheaf_image
+from sheafdeq.predictions.together import steps_together
+from sheafdeq.predictions.tower import enclosed_tower
+
+__all__ = ["RULES", "Enclosed"]
+
+
+@dataclass(frozen=True, eq=False)
+class Enclosed:
+    """What a rule hands back: the rows the readout reads, and how far they are from the truth."""
+
+    rows: Tensor  # (n, c) the columns of the state that are read
+    reach: Tensor | None  # (n, c) in log coordinates; None when nothing is enclosed
+    reason: str | None
+    grounds: str
+    delays: bool
+    weight: Tensor  # (o, c) of the readout
+    bias: Tensor | None
+    norm: nn.LayerNorm | None
+    starts: str = "every positive start"
+    levels: tuple[dict[str, float], ...] = ()
+
+
+def _global(certificate: Certificate) -> str | None:
+    """Why the theorem behind a guaranteed model does not speak of this object."""
+    if certificate.verdict is Verdict.CERTIFIED and certificate.level is Level.GLOBAL:
+        return None
+    return f"convergence is not certified: {certificate.reason or certificate.verdict}"
+
+
+def _read(
+    output: Any,
+    rows: Tensor,
+    reach: Tensor | None,
+    reason: str | None,
+    grounds: str,
+    delays: bool,
+    starts: str = "every positive start",
+) -> Enclosed:
+    """With a linear readout of the state itself."""
+    bias = None if output.bias is None else output.bias.detach()
+    weight = output.weight.detach()
+    return Enclosed(rows, reach, reason, grounds, delays, weight, bias, None, starts)
+
+
+def cascade(
+    model: SheafCascade, graph: Graph, state: Tensor, radius: float, certificate: Certificate
+) -> Enclosed:
+    """Theorem 39, level by level."""
+    objection = _global(certificate)
+    tower = None if objection else enclosed_tower(model, graph, state, radius)
+    levels = tuple(
+        {
+            "residual": bound.residual,
+            "rate": bound.rate,
+            "gain": bound.gain,
+            "bound": float(bound.reach.max()),
+            "median bound": float(bound.reach.median()),
+        }
+        for bound in (tower.levels if tower else ())
+    )
+    output: Any = model.output
+    return Enclosed(
+        state[:, -model.width :].contiguous(),
+        tower.top if tower else None,
+        tower.reason if tower else objection,
+        "Theorem 39 (a verified box level by level) and Theorem 23 (one equilibrium)",
+        True,
+        output.weight.detach(),
+        output.bias.detach(),
+        model.readout_norm,
+        levels=levels,
+    )
+
+
+@torch.no_grad()
+def strong(
+    model: Any, graph: Graph, state: Tensor, radius: float, certificate: Certificate
+) -> Enclosed:
+    """Proposition 41 with the rate that Theorem 22 or 24 gives for every input."""
+    grounds = f"Proposition 41 with {certificate.grounds}"
+    objection = _global(certificate)
+    if objection is not None:
+        return _read(model.readout, state, None, objection, grounds, True)
+    assert certificate.rate is not None
+    image_of: Any = sheaf_image if isinstance(model, StrongSheafDEQ) else attention_image
+    try:
+        image = image_of(model, model.prepare(graph), graph, state, radius)
+    except ArithmeticError as error:
+        return _read(model.readout, state, None, f"{error} (coupling)", grounds, True)
+    reach = reach_by_rate(log_residual(image, state), certificate.rate)
+    return _read(model.readout, state, reach, None, grounds, True)
+
+
+@torch.no_grad()
+def sheaf_deq(
+    model: SheafDEQ, graph: Graph, state: Tensor, radius: float, certificate: Certificate
+) -> Enclosed:
+    """Proposition 41 where a rate is certified, else several steps together (Theorem 42)."""
+    if radius > 0:
+        reason = "the rate of a SheafDEQ is proved for the stored features alone (rate)"
+        return _read(model.readout, state, None, reason, "nothing", False)
+    metric, domain, rate = certificate.metric, certificate.domain, certificate.rate
+    if certificate.verdict is Verdict.CERTIFIED and metric is not None and domain is not None:
+        inside = domain.kind == "positive" or (
+            domain.lower is not None
+            and domain.upper is not None
+            and bool(((domain.lower <= state) & (state <= domain.upper)).all())
+        )
+        if metric.kind == "thompson" and inside and rate is not None:
+            enclosure = SheafEnclosure(model, model.prepare(graph))
+            image = enclosure.image(state.log(), torch.full_like(state, 1e-15))
+            reach = reach_by_rate(log_residual(image, state), rate, metric.weights)
+            grounds = f"Proposition 41 with {certificate.grounds}"
+            starts = (
+                "every start within the proved ball"
+                if certificate.level is Level.BALL
+                else "every positive start"
+            )
+            delays = certificate.delays
+            return _read(model.readout, state, reach, None, grounds, delays, starts)
+    found = steps_together(model, model.prepare(graph), state)
+    grounds = (
+        f"Theorem 42 ({found.steps} steps together, rate {found.rate:.4g} a step in an adapted "
+        "norm)"
+    )
+    near = found.radius / max(found.factor, 1.0)
+    starts = f"every start within {near:.2g} (log of an entry) of the state"
+    return _read(model.readout, state, found.reach, found.reason, grounds, False, starts)
+
+
+Rule = Callable[[Any, Graph, Tensor, float, Certificate], Enclosed]
+RULES: dict[type, Rule] = {
+    SheafCascade: cascade,
+    StrongSheafDEQ: strong,
+    StrongAttnDEQ: strong,
+    SheafDEQ: sheaf_deq,
+}
+"""By exact type: a subclass may compute something else."""
