@@ -7,7 +7,7 @@ import pytest
 
 from sheafdeq.errors import OptionError
 from sheafdeq.fuzzing import TARGETS, campaign, run_campaign
-from sheafdeq.fuzzing.targets import BROKEN
+from sheafdeq.fuzzing.broken_targets import BROKEN
 from sheafdeq.records import read_sealed
 
 STORED = Path(__file__).parents[1] / "results" / "fuzz.json"

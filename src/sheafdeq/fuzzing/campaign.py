@@ -122,7 +122,8 @@ def run_campaign(
     tell: Callable[[str], None] | None = None,
 ) -> Report:
     """Try ``count`` cases over the targets (default all) in ``jobs`` processes."""
-    from sheafdeq.fuzzing.targets import BROKEN, TARGETS
+    from sheafdeq.fuzzing.broken_targets import BROKEN
+    from sheafdeq.fuzzing.targets import TARGETS
 
     chosen = list(targets or TARGETS)
     for name in chosen:

@@ -89,7 +89,9 @@ def main() -> int:
     sys.dont_write_bytecode = True
     channel = os.fdopen(os.dup(1), "w")  # what a case prints must not mix with the answers
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    from sheafdeq.fuzzing.targets import BROKEN, PREPARED_TARGETS, TARGETS, prepare
+    from sheafdeq.fuzzing.broken_targets import BROKEN
+    from sheafdeq.fuzzing.record_targets import prepare
+    from sheafdeq.fuzzing.targets import PREPARED_TARGETS, TARGETS
 
     home = Path(tempfile.mkdtemp(prefix="sheafdeq-fuzz-"))
     try:
