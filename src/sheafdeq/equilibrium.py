@@ -25,7 +25,7 @@ from sheafdeq.data.graph import Graph
 from sheafdeq.distances import RELATIVE_ENTRY, Distance
 from sheafdeq.errors import InputError
 from sheafdeq.plain_tensor import plain_tensor
-from sheafdeq.solvers import Picard, Solution, Solver, solver_from
+from sheafdeq.solvers import Partition, Picard, Solution, Solver, solver_from
 from sheafdeq.solvers.fixed_point import FixedPointSolver
 from sheafdeq.solvers.iterate import Observer
 
@@ -241,8 +241,7 @@ class EquilibriumModel(GraphModel):
             return self.step(state, context)
 
         options: dict[str, Any] = {
-            "graph_of_node": graph.graph_of_node,
-            "num_graphs": graph.num_graphs,
+            "partition": Partition(graph.graph_of_node, graph.num_graphs),
             "observe": observe,
         }
         if not torch.is_grad_enabled():

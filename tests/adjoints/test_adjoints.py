@@ -6,13 +6,32 @@ import torch
 
 from sheafdeq.adjoints import Implicit, Truncated, Unrolled
 from sheafdeq.data.graph import Graph
-from sheafdeq.errors import BackwardWarning
+from sheafdeq.errors import BackwardWarning, InputError
 from sheafdeq.models import SheafDEQ
-from sheafdeq.solvers import Picard, Status
+from sheafdeq.solvers import Anderson, Picard, Status
 from sheafdeq.testing import LinearAverage, constant_sheaf_deq, example_graphs, two_node_graph
 
 DOUBLE = torch.float64
 TIGHT = Picard(steps=2000, stop_early=True, tolerance=1e-12)
+
+
+def implicit_to(tolerance, method=Picard):
+    return Implicit(method(500, tolerance=tolerance, stop_early=True))
+
+
+@pytest.mark.parametrize("solver", ["newton-krylov", "picard", None, object()])
+def test_a_backward_solver_is_an_object(solver):
+    with pytest.raises(InputError, match="backward solver"):
+        Implicit(solver)
+    with pytest.raises(TypeError, match="method"):
+        Implicit(method="newton-krylov")
+
+
+def test_a_backward_solver_without_tolerance_or_with_a_distance_is_refused():
+    with pytest.raises(InputError, match="tolerance"):
+        Implicit(Picard(10, tolerance=None))
+    with pytest.raises(InputError, match="estimated error"):
+        Implicit(Picard(10, distance="sup"))
 
 
 def contracting_model(**options):
@@ -38,14 +57,12 @@ def gradients(model, graph, **options):
 
 
 @pytest.mark.parametrize("edge_dim", [None, 2])
-@pytest.mark.parametrize("method", ["picard", "anderson"])
+@pytest.mark.parametrize("method", [Picard, Anderson])
 def test_implicit_agrees_with_a_long_unroll(edge_dim, method):
     model = contracting_model(edge_dim=edge_dim)
     graph = Graph.union(example_graphs(3, edge_dim))
     unrolled, _ = gradients(model, graph, solver=Picard(steps=300, trace=False), adjoint=Unrolled())
-    implicit, output = gradients(
-        model, graph, solver=TIGHT, adjoint=Implicit(tolerance=1e-12, method=method)
-    )
+    implicit, output = gradients(model, graph, solver=TIGHT, adjoint=implicit_to(1e-12, method))
     assert output.solution.converged
     assert output.solution.backward.converged
     assert float((implicit - unrolled).norm() / unrolled.norm()) < 1e-6
@@ -54,7 +71,7 @@ def test_implicit_agrees_with_a_long_unroll(edge_dim, method):
 def test_implicit_matches_the_closed_form_of_a_linear_model():
     model = LinearAverage(3, 2, rate=0.6).double()
     graph = example_graphs(3)[0]
-    implicit, _ = gradients(model, graph, solver=TIGHT, adjoint=Implicit(tolerance=1e-13))
+    implicit, _ = gradients(model, graph, solver=TIGHT, adjoint=implicit_to(1e-13))
     model.zero_grad()
     logits = model.readout(model.exact(graph))
     weight = torch.linspace(-1, 1, logits.numel(), dtype=DOUBLE).view_as(logits)
@@ -65,9 +82,7 @@ def test_implicit_matches_the_closed_form_of_a_linear_model():
 
 @pytest.mark.parametrize("edge_dim", [None, 2])
 @pytest.mark.parametrize("pre_norm", [True, False])
-@pytest.mark.parametrize(
-    "adjoint", [Unrolled(), Implicit(tolerance=1e-13)], ids=["unrolled", "implicit"]
-)
+@pytest.mark.parametrize("adjoint", [Unrolled(), implicit_to(1e-13)], ids=["unrolled", "implicit"])
 def test_gradcheck_on_every_parameter(adjoint, pre_norm, edge_dim):
     model = contracting_model(pre_norm=pre_norm, edge_dim=edge_dim)
     graph = example_graphs(3, edge_dim)[1]
@@ -102,9 +117,7 @@ def test_gradcheck_in_the_features():
     graph = example_graphs(3)[1]
 
     def logits(x):
-        return model.run(
-            graph.with_features(x), solver=TIGHT, adjoint=Implicit(tolerance=1e-13)
-        ).logits
+        return model.run(graph.with_features(x), solver=TIGHT, adjoint=implicit_to(1e-13)).logits
 
     assert torch.autograd.gradcheck(
         logits, (graph.x.clone().requires_grad_(),), atol=1e-6, rtol=1e-4
@@ -200,7 +213,7 @@ def test_torchdeq_agrees():
     )
     model = contracting_model()
     graph = example_graphs(3)[0]
-    ours, _ = gradients(model, graph, solver=TIGHT, adjoint=Implicit(tolerance=1e-12))
+    ours, _ = gradients(model, graph, solver=TIGHT, adjoint=implicit_to(1e-12))
     deq = torchdeq.get_deq(
         ift=True,
         f_solver="fixed_point_iter",

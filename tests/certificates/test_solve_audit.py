@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from sheafdeq.adjoints import Implicit, Unrolled
-from sheafdeq.certificates.solve_audit import KINDS, audit_solves, draw_solve
+from sheafdeq.certificates.solve_audit import audit_solves
+from sheafdeq.certificates.solve_problems import KINDS, draw_solve
 from sheafdeq.solvers import Picard, Status
 
 
@@ -113,9 +114,9 @@ class BatchScale(Implicit):
 
         def backward(cotangent):
             u = cotangent
-            for _ in range(self.max_steps):
+            for _ in range(self.solver.steps):
                 following = cotangent + torch.autograd.grad(image, point, u, retain_graph=True)[0]
-                if float((following - u).abs().max()) <= self.tolerance * float(
+                if float((following - u).abs().max()) <= self.solver.tolerance * float(
                     cotangent.abs().max()
                 ):
                     break
@@ -135,11 +136,7 @@ class BatchScale(Implicit):
 
 
 def batch_scale(adjoint):
-    return (
-        BatchScale(adjoint.tolerance, adjoint.max_steps, adjoint.method)
-        if isinstance(adjoint, Implicit)
-        else adjoint
-    )
+    return BatchScale(adjoint.solver) if isinstance(adjoint, Implicit) else adjoint
 
 
 @pytest.mark.parametrize("wrong", [Optimist, Pessimist, Swapper])

@@ -197,7 +197,7 @@ def test_the_residual_is_that_of_the_returned_state() -> None:
     )  # fmt: skip
     with torch.no_grad():
         context = model.prepare(graph)
-        residual = found.solution.tolerance and model.judged(model.solver).stopping.distance(
+        residual = found.solution.tolerance and model.judged(model.solver).stopping.measure(
             model.step(found.solution.value, context), found.solution.value
         )
     assert float(residual.max()) == pytest.approx(found.solution.residual, rel=1e-9)
@@ -531,7 +531,7 @@ def test_time_can_be_over(mode: str) -> None:
     assert time.monotonic() - begun < 30
     assert found.solution.status is Status.MAX_STEPS
     with torch.no_grad():
-        residual = model.solver.stopping.distance(
+        residual = model.solver.stopping.measure(
             model.step(found.solution.value, model.prepare(graph)), found.solution.value
         )
     assert float(residual.max()) == pytest.approx(found.solution.residual, rel=1e-6, abs=1e-15)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sheafdeq.data.graph import Graph
 from sheafdeq.distributed import Part, cut_graph, edge_cut, partition
-from sheafdeq.distributed.partition import checked_assignment
+from sheafdeq.distributed.assignment import checked_assignment
 from sheafdeq.equilibrium import EquilibriumModel
 from sheafdeq.errors import DataError, InputError
 

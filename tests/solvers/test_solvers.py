@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from sheafdeq.data.graph import Graph
 from sheafdeq.distances import DISTANCES, RELATIVE_SUP, SUP, THOMPSON
-from sheafdeq.errors import ConvergenceError
-from sheafdeq.solvers import Anderson, Picard, Status
+from sheafdeq.errors import ConvergenceError, InputError
+from sheafdeq.solvers import Anderson, Partition, Picard, Status, Stopping
 from sheafdeq.testing import LinearAverage, constant_sheaf_deq, example_graphs, two_node_graph
 
 DOUBLE = torch.float64
@@ -134,7 +134,7 @@ def test_non_finite_graphs_stop_at_their_last_finite_state_and_leave_the_others_
 
     ids = torch.tensor([0, 1])
     solution = Picard(steps=60, stop_early=True, tolerance=1e-9, distance=SUP).solve(
-        function, torch.ones(2, 1, dtype=DOUBLE), graph_of_node=ids, num_graphs=2
+        function, torch.ones(2, 1, dtype=DOUBLE), partition=Partition(ids, 2)
     )
     assert solution.graph_status == (Status.NON_FINITE, Status.CONVERGED)
     assert solution.status is Status.NON_FINITE
@@ -194,3 +194,31 @@ def test_every_status_has_cause_and_remedy():
         assert str(status) == status.label
     assert Status.worst([Status.CONVERGED, Status.DIVERGED, Status.MAX_STEPS]) is Status.DIVERGED
     assert Status.worst([]) is Status.CONVERGED
+
+
+@pytest.mark.parametrize("kind", [Picard, Anderson])
+def test_a_solver_holds_its_whole_stopping_rule(kind):
+    rule = Stopping(7, 1e-3, stop_early=True, divergence_factor=3.0, probe=False, trace=False)
+    assert kind(stopping=rule).stopping == rule
+    assert kind(7, tolerance=1e-3, stop_early=True, divergence_factor=3.0).stopping == Stopping(
+        7, 1e-3, stop_early=True, divergence_factor=3.0
+    )
+    longer = kind(stopping=rule).with_steps(9)
+    assert (longer.steps, longer.stopping.divergence_factor, longer.stopping.probe) == (
+        9,
+        3.0,
+        False,
+    )
+    with pytest.raises(InputError, match="not both"):
+        kind(stopping=rule, tolerance=1e-3)
+    with pytest.raises(TypeError, match="tolerence"):
+        kind(tolerence=1e-3)
+
+
+def test_the_divergence_factor_of_a_solver_counts():
+    start = torch.ones(1, 1, dtype=DOUBLE)
+    for factor, steps in ((10.0, 5), (1e8, 28)):
+        solver = Picard(100, stop_early=True, distance=SUP, divergence_factor=factor)
+        solution = solver.solve(lambda z: 2 * z, start)
+        assert solution.status is Status.DIVERGED
+        assert solution.steps <= steps

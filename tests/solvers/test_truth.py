@@ -14,7 +14,7 @@ from sheafdeq.distances import RELATIVE_ENTRY, RELATIVE_SUP, THOMPSON, resolutio
 from sheafdeq.errors import BackwardWarning
 from sheafdeq.models import APPNP, EIGNN, IGNN, GraphAttnDEQ, SheafCascade, SheafDEQ, StrongSheafDEQ
 from sheafdeq.models.strong_attention import StrongAttnDEQ
-from sheafdeq.solvers import Anderson, Picard, Solution, Status
+from sheafdeq.solvers import ONE_GRAPH, Anderson, Partition, Picard, Solution, Status
 from sheafdeq.testing import LinearAverage, example_graphs
 
 DOUBLE = torch.float64
@@ -76,7 +76,7 @@ def test_a_solve_says_the_same_with_and_without_gradients():
 # ---------------------------------------------------------------------- item 6: implicit gradients
 
 
-def slow_and_fast(rates, cotangents, adjoint, graph_of_node=None, num_graphs=1):
+def slow_and_fast(rates, cotangents, adjoint, partition=ONE_GRAPH):
     """Gradients of z_i = rate_i z_i + theta_i in theta (exact: cotangent_i / (1 - rate_i)), and the
     backward solution."""
     rates = torch.as_tensor(rates, dtype=DOUBLE).unsqueeze(1)
@@ -86,8 +86,7 @@ def slow_and_fast(rates, cotangents, adjoint, graph_of_node=None, num_graphs=1):
         lambda z: rates * z + theta,
         start,
         Picard(steps=1),
-        graph_of_node=graph_of_node,
-        num_graphs=num_graphs,
+        partition=partition,
     )
     cotangent = torch.as_tensor(cotangents, dtype=DOUBLE).unsqueeze(1)
     solution.value.backward(cotangent)
@@ -99,7 +98,7 @@ def slow_and_fast(rates, cotangents, adjoint, graph_of_node=None, num_graphs=1):
     st.floats(-9, -0.5),
     st.floats(-9, 0),
     st.floats(0, 0.9),
-    st.sampled_from(["picard", "anderson"]),
+    st.sampled_from([Picard, Anderson]),
     st.sampled_from([1e-4, 1e-6, 1e-9]),
 )
 def test_a_slow_direction_with_a_small_cotangent_is_not_called_converged(
@@ -109,7 +108,7 @@ def test_a_slow_direction_with_a_small_cotangent_is_not_called_converged(
     gradient, exact, solution = slow_and_fast(
         [1 - 10.0**gap, fast, 0.0],
         [10.0**small, 1.0, 0.3],
-        Implicit(tolerance=tolerance, max_steps=300, method=method),
+        Implicit(method(300, tolerance=tolerance, stop_early=True)),
     )
     backward = solution.backward
     error = float((gradient - exact).abs().max() / exact.abs().max())
@@ -127,9 +126,9 @@ def test_the_attack_itself():
 
 @pytest.mark.parametrize("small", [1e-3, 1e-6, 1e-12, 1e-200])
 def test_a_graph_in_a_batch_gets_the_gradient_it_would_get_alone(small):
-    rates, adjoint = [0.9, 0.99, 0.5, 0.98], Implicit(tolerance=1e-6, max_steps=5000)
+    rates, adjoint = [0.9, 0.99, 0.5, 0.98], Implicit(Picard(5000, tolerance=1e-6, stop_early=True))
     together, exact, _ = slow_and_fast(
-        rates, [1.0, 1.0, small, small], adjoint, torch.tensor([0, 0, 1, 1]), 2
+        rates, [1.0, 1.0, small, small], adjoint, Partition(torch.tensor([0, 0, 1, 1]), 2)
     )
     alone, _, solution = slow_and_fast(rates[2:], [small, small], adjoint)
     assert solution.backward.converged
@@ -146,15 +145,14 @@ def test_zero_and_non_finite_cotangents_are_reported():
     assert solution.backward.status is Status.NON_FINITE
 
 
-@pytest.mark.parametrize("method", ["picard", "anderson"])
+@pytest.mark.parametrize("method", [Picard, Anderson])
 def test_linear_models_against_their_closed_form(method):
     for rate in (0.3, 0.9, 0.999):
         model = LinearAverage(3, 2, rate=rate).double()
         graph = Graph.union(example_graphs(3))
         solver = Picard(steps=40_000, tolerance=1e-13, stop_early=True)
-        output = model.run(
-            graph, solver=solver, adjoint=Implicit(tolerance=1e-8, max_steps=40_000, method=method)
-        )
+        adjoint = Implicit(method(40_000, tolerance=1e-8, stop_early=True))
+        output = model.run(graph, solver=solver, adjoint=adjoint)
         scale = torch.logspace(0, -9, graph.num_graphs, dtype=DOUBLE)[graph.graph_ids].unsqueeze(1)
         (output.logits * scale).sum().backward()
         ours = [p.grad.clone() for p in model.parameters()]

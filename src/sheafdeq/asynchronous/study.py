@@ -61,7 +61,7 @@ from sheafdeq.diagnostics.measure import EPSILON, Score, evaluating, json_number
 from sheafdeq.equilibrium import EquilibriumModel
 from sheafdeq.errors import InputError
 from sheafdeq.records import STALENESS_SCHEMA
-from sheafdeq.solvers import Picard, Status
+from sheafdeq.solvers import Partition, Picard, Status
 
 __all__ = [
     "ConditionResult",
@@ -282,8 +282,7 @@ def synchronous_reference(
     solution = solver.solve(
         lambda state: model.step(state, context),
         start,
-        graph_of_node=graph.graph_of_node,
-        num_graphs=graph.num_graphs,
+        partition=Partition(graph.graph_of_node, graph.num_graphs),
     )
     logits = model.readout(solution.value, context)  # type: ignore[operator]
     return Reference(

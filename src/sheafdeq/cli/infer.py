@@ -359,7 +359,7 @@ def _assignment(path: str, nodes: int) -> Tensor:
     import torch
 
     from sheafdeq.data.archives import read_npz
-    from sheafdeq.distributed.partition import checked_assignment
+    from sheafdeq.distributed.assignment import checked_assignment
     from sheafdeq.regular_file import read_regular
 
     content = read_regular(path)

@@ -29,7 +29,7 @@ from sheafdeq.data.graph import Graph
 from sheafdeq.diagnostics.measure import EPSILON, Score, evaluating, json_number, json_numbers
 from sheafdeq.distances import RELATIVE_SUP, THOMPSON
 from sheafdeq.equilibrium import EquilibriumModel
-from sheafdeq.solvers import Picard, Status
+from sheafdeq.solvers import Partition, Picard, Status
 
 __all__ = ["Point", "Settling", "Trajectory", "continue_iteration", "first_loss", "observed_rate"]
 
@@ -161,8 +161,7 @@ def continue_iteration(
         ).solve(
             watch.step,
             first,
-            graph_of_node=graph.graph_of_node,
-            num_graphs=graph.num_graphs,
+            partition=Partition(graph.graph_of_node, graph.num_graphs),
             observe=watch.see,
         )
         return watch.finish(label, solution.status, model.steps, score_margin)

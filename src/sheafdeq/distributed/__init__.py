@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+from sheafdeq.distributed.assignment import edge_cut as edge_cut
+from sheafdeq.distributed.assignment import partition as partition
 from sheafdeq.distributed.asynchronous import Pace as Pace
 from sheafdeq.distributed.engine import Engine as Engine
 from sheafdeq.distributed.gradient import Partitioned as Partitioned
@@ -16,7 +18,5 @@ from sheafdeq.distributed.infer import infer_parts as infer_parts
 from sheafdeq.distributed.mail import Faults as Faults
 from sheafdeq.distributed.part import Part as Part
 from sheafdeq.distributed.part import cut_graph as cut_graph
-from sheafdeq.distributed.partition import edge_cut as edge_cut
-from sheafdeq.distributed.partition import partition as partition
 from sheafdeq.distributed.yardstick import Yardstick as Yardstick
 from sheafdeq.distributed.yardstick import yardstick_for as yardstick_for

@@ -26,7 +26,7 @@ from sheafdeq.distributed.message import Message
 from sheafdeq.distributed.team import Outcome, Team
 from sheafdeq.errors import InputError
 from sheafdeq.solvers import Picard, Solution, Status
-from sheafdeq.solvers.iterate import Stopping
+from sheafdeq.solvers.stopping import Stopping
 
 __all__ = ["Pace", "solve_asynchronously"]
 
@@ -148,7 +148,7 @@ def solve_asynchronously(
     team.prepare(
         damping=solver.damping,
         undamped=solver.undamped,
-        distance=stopping.distance.name,
+        distance=stopping.measure.name,
         slowdown=pace.slowdown,
         **preparation,
     )
@@ -169,7 +169,7 @@ def solve_asynchronously(
         steps=steps,
         evaluations=sum(team.journal.total(part, "rounds") for part in everyone),
         residuals=judge.residuals,
-        distance=stopping.distance.name,
+        distance=stopping.measure.name,
         tolerance=stopping.tolerance,
         graph_status=statuses,
         graph_residual=residual,

@@ -9,7 +9,6 @@ gradients of the parts are summed in the order of their numbers.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -19,8 +18,11 @@ import torch
 from torch import Tensor
 
 from sheafdeq.adjoints import Implicit, Unrolled
+from sheafdeq.adjoints.backward import solve_backward, unsolved
+from sheafdeq.adjoints.implicit import warn_unsolved
 from sheafdeq.data.graph import Graph
-from sheafdeq.distances import SUP, Distance
+from sheafdeq.distances import Distance
+from sheafdeq.distributed.adjoint import Parts
 from sheafdeq.distributed.engine import Engine, PartSource
 from sheafdeq.distributed.infer import check_parts, divide, engine_for
 from sheafdeq.distributed.message import Message
@@ -28,7 +30,7 @@ from sheafdeq.distributed.synchronous import Lost, StandIn, checked_solver
 from sheafdeq.distributed.team import Team
 from sheafdeq.distributed.worker import checked_model
 from sheafdeq.equilibrium import EquilibriumModel, Output
-from sheafdeq.errors import BackwardWarning, InputError, WorkerError
+from sheafdeq.errors import InputError, WorkerError
 from sheafdeq.solvers import Picard, Solution
 from sheafdeq.solvers.iterate import iterate
 from sheafdeq.solvers.solution import AdjointReport
@@ -70,6 +72,8 @@ class Partitioned:
             raise InputError(
                 f"parts differentiate 'unrolled' or 'implicit', not {type(model.adjoint).__name__}"
             )
+        if isinstance(model.adjoint, Implicit):
+            checked_solver(model.adjoint.solver)
         checked_solver(model.solver)
         self.steps = steps
         self.parts, self.method = parts, method
@@ -152,7 +156,7 @@ class Partitioned:
             team.prepare(
                 damping=solver.damping,
                 undamped=solver.undamped,
-                distance=solver.stopping.distance.name,
+                distance=solver.stopping.measure.name,
                 parameters={
                     name: tensor.detach() for name, tensor in self.model.state_dict().items()
                 },
@@ -162,7 +166,7 @@ class Partitioned:
             )
             stand_in = StandIn(team, tolerant=not recorded)
             try:
-                solution = _looped(team, stand_in, solver)
+                solution = _looped(stand_in, solver)
                 if gradient == "implicit":
                     stand_in.settle(solution.value, ())
                     tensors = stand_in.attach(("outputs",))
@@ -197,9 +201,8 @@ class Partitioned:
             team.engine.tell(part, command)
         reports = _answers(team, "pulled")
         if isinstance(self.model.adjoint, Implicit):
-            self._adjoint(
-                job, self.model.adjoint, max(report.fields["largest"] for report in reports)
-            )
+            largest = torch.stack([report.tensors["largest"] for report in reports]).amax(0)
+            self._adjoint(job, self.model.adjoint, largest)
         else:
             for number in range(1, job.solution.steps + 1):
                 team.tell_all(Message("pull", {"number": number}))
@@ -211,54 +214,29 @@ class Partitioned:
                 totals[name] = totals[name] + gradient if name in totals else gradient
         return totals
 
-    def _adjoint(self, job: _Job, adjoint: Implicit, scale: float) -> None:
-        """Solve u = g + J^T u over all parts by Picard iteration, judged by the residual relative
-        to the largest cotangent.
-
-        (:class:`~sheafdeq.adjoints.Implicit` in one process judges every graph by its estimated
-        error; parts do not yet.)
-        """
-        team = job.team
-        ended = Message(
-            "adjoint_end", {}, {"active": torch.zeros(team.num_graphs, dtype=torch.bool)}
-        )
-        if scale == 0.0 or scale != scale or scale == float("inf"):
-            if scale != 0.0:
-                warnings.warn(
-                    "the incoming gradient is not finite; it is passed on unsolved",
-                    BackwardWarning,
-                    stacklevel=2,
-                )
+    def _adjoint(self, job: _Job, adjoint: Implicit, scale: Tensor) -> None:
+        """Solve u = g + J^T u over all parts, every graph judged by its estimated error, as
+        :class:`~sheafdeq.adjoints.Implicit` does; ``scale`` (graphs,) are the largest entries of
+        g."""
+        team, report = job.team, job.solution.adjoint
+        ended = Message("adjoint_end")
+        if bool(torch.isfinite(scale).all()):
+            system = Parts(team, scale)
+            backward = solve_backward(system, adjoint.solver)
+            ended.tensors["active"] = system.stand_in.unsettled(backward.value)
         else:
-            if adjoint.method == "anderson":
-                raise InputError(
-                    "the adjoint system is solved by Picard iteration in parts: use method='picard'"
-                )
-            solver = Picard(
-                steps=adjoint.max_steps, tolerance=adjoint.tolerance, stop_early=True, distance=SUP
-            )
-            stand_in = StandIn(
-                team, command="adjoint", answer="adjointed", tolerant=False, scale=scale, first=1
-            )
-            backward = _looped(team, stand_in, solver)
-            report = job.solution.adjoint
-            if report is not None:
-                report.solution = backward
-            if not backward.converged:
-                warnings.warn(
-                    f"the implicit gradient is not solved: {backward}",
-                    BackwardWarning,
-                    stacklevel=2,
-                )
-            ended.tensors["active"] = stand_in.unsettled(backward.value)
+            backward = unsolved(scale.new_empty(0), scale)
+        if report is not None:
+            report.solution = backward
+        warn_unsolved(backward)
         team.tell_all(ended)
         _answers(team, "adjoint_ended")
 
 
-def _looped(team: Team, stand_in: StandIn, solver: Picard) -> Solution:
+def _looped(stand_in: StandIn, solver: Picard) -> Solution:
     stopping = replace(
         solver.stopping,
-        distance=Distance(solver.stopping.distance.name, stand_in.measure),
+        distance=Distance(solver.stopping.measure.name, stand_in.measure),
         probe=False,
     )
     return iterate(
@@ -266,8 +244,7 @@ def _looped(team: Team, stand_in: StandIn, solver: Picard) -> Solution:
         stand_in.moved,
         stand_in,
         stopping,
-        graph_of_node=torch.arange(team.num_graphs),
-        num_graphs=team.num_graphs,
+        partition=stand_in.partition,
     )
 
 

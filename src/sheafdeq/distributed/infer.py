@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from sheafdeq.data.graph import Graph
+from sheafdeq.distributed.assignment import checked_assignment, edge_cut, partition
 from sheafdeq.distributed.asynchronous import Pace, solve_asynchronously
 from sheafdeq.distributed.engine import Engine, PartSource
 from sheafdeq.distributed.in_process import InProcess
 from sheafdeq.distributed.mail import NO_FAULTS, Faults
 from sheafdeq.distributed.part import Part, cut_graph
-from sheafdeq.distributed.partition import checked_assignment, edge_cut, partition
 from sheafdeq.distributed.processes import Processes
 from sheafdeq.distributed.synchronous import checked_solver, solve_synchronously
 from sheafdeq.distributed.team import Team, Watcher
@@ -168,7 +168,7 @@ def infer(
         solver: Picard with its limits; by default ``steps`` and ``tolerance`` in the model's own
             distance.
         pace: the freedom of asynchronous parts.
-        method: how nodes are assigned, see :func:`~sheafdeq.distributed.partition.partition`.
+        method: how nodes are assigned, see :func:`~sheafdeq.distributed.assignment.partition`.
         initial_state: (n, c) another start than the model's.
         yardstick: a proved rate, for the bound
             (:func:`~sheafdeq.distributed.yardstick.yardstick_for`).

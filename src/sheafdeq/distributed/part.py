@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from sheafdeq.data.graph import Graph
-from sheafdeq.distributed.partition import checked_assignment
+from sheafdeq.distributed.assignment import checked_assignment
 from sheafdeq.errors import DataError, InputError
 from sheafdeq.recurrence import Incidence
 

@@ -20,7 +20,7 @@ from sheafdeq.distances import Distance
 from sheafdeq.distributed.message import Message
 from sheafdeq.distributed.team import Outcome, Team
 from sheafdeq.errors import InputError, WorkerError
-from sheafdeq.solvers import Picard, Solution, Status
+from sheafdeq.solvers import Partition, Picard, Solution, Status
 from sheafdeq.solvers.iterate import iterate
 
 __all__ = ["Lost", "StandIn", "checked_solver", "solve_synchronously"]
@@ -63,28 +63,26 @@ class StandIn:
         answer: str = "evaluated",
         tolerant: bool = True,
         first: int = 0,
-        **fields: Any,
     ) -> None:
-        self.team, self.command, self.answer, self.tolerant, self.fields = (
-            team,
-            command,
-            answer,
-            tolerant,
-            fields,
-        )
+        self.team, self.command, self.answer, self.tolerant = team, command, answer, tolerant
         self.moved = torch.zeros(team.num_graphs, 1, dtype=team.dtype)
+        self.partition = Partition(torch.arange(team.num_graphs), team.num_graphs)
         self.residual = torch.zeros(team.num_graphs, dtype=team.dtype)
+        self.size = self.residual  # of the image, where the parts report it
         self.metric: Tensor | None = None
         self.number = first - 1
         self.trace: list[float] = []
         self.deadline: float | None = None
 
-    def start(self, state: Tensor, graph_of_node: Tensor | None, num_graphs: int) -> None:
+    def start(self, state: Tensor, partition: Partition) -> None:
         """No memory."""
 
     def propose(self, state: Tensor, image: Tensor, memory: None) -> tuple[Tensor, None]:
         """Every graph moves once; the loop takes that back for finished ones."""
         return state + 1, None
+
+    def halted(self, memory: None) -> None:
+        """Parts always move."""
 
     def function(self, state: Tensor) -> Tensor:
         """Have the map evaluated everywhere; rows of broken graphs are NaN."""
@@ -92,12 +90,14 @@ class StandIn:
             raise _TimeOver
         self.number += 1
         active = self.unsettled(state)
-        reports = self._everyone(self.command, self.answer, active)
+        reports = self.everyone(self.command, self.answer, {"active": active})
         self.residual = torch.stack([report.tensors["residual"] for report in reports]).amax(0)
         broken = torch.stack([report.tensors["broken"] for report in reports]).any(0)
         self.trace.append(float(self.residual.max()) if len(self.residual) else 0.0)
-        if "metric" in reports[0].tensors:
-            self.metric = torch.stack([report.tensors["metric"] for report in reports]).amax(0)
+        for name in ("metric", "size"):
+            if name in reports[0].tensors:
+                found = torch.stack([report.tensors[name] for report in reports]).amax(0)
+                setattr(self, name, found)
         image = state.clone()
         image[broken] = torch.nan
         return image
@@ -110,9 +110,8 @@ class StandIn:
         """Take over the last proposals and fetch: now the parts hold the state the loop
         returned."""
         self.number += 1
-        reports = self._everyone(
-            "settle", "fetched", self.unsettled(state), Message("fetch", {"what": list(what)})
-        )
+        fetch = Message("fetch", {"what": list(what)})
+        reports = self.everyone("settle", "fetched", {"active": self.unsettled(state)}, fetch)
         return self.team.assemble(dict(enumerate(reports)), what)
 
     def unsettled(self, state: Tensor) -> Tensor:
@@ -124,17 +123,15 @@ class StandIn:
     def attach(self, what: tuple[str, ...]) -> dict[str, Tensor]:
         """One recorded step at the equilibrium, for implicit gradients."""
         self.number += 1
-        nobody = torch.zeros(self.team.num_graphs, dtype=torch.bool)
-        reports = self._everyone(
-            "attach", "fetched", nobody, Message("fetch", {"what": list(what)})
-        )
+        reports = self.everyone("attach", "fetched", {}, Message("fetch", {"what": list(what)}))
         return self.team.assemble(dict(enumerate(reports)), what)
 
-    def _everyone(self, command: str, answer: str, active: Tensor, *then: Message) -> list[Message]:
+    def everyone(
+        self, command: str, answer: str, tensors: dict[str, Tensor], *then: Message, **fields: Any
+    ) -> list[Message]:
+        """What every part answers to a command of the present number."""
         team, number = self.team, self.number
-        first = Message(
-            command, {"step": number, "number": number, **self.fields}, {"active": active}
-        )
+        first = Message(command, {"step": number, "number": number, **fields}, tensors)
         messages = [first, *then]
         for message in messages:
             team.tell_all(message)
@@ -181,14 +178,14 @@ def solve_synchronously(
         team.prepare(
             damping=solver.damping,
             undamped=solver.undamped,
-            distance=stopping.distance.name,
+            distance=stopping.measure.name,
             **preparation,
         )
         stand_in = StandIn(team)
         stand_in.deadline = deadline
         # A stand-in has no digits to round otherwise.
         judged = replace(
-            stopping, distance=Distance(stopping.distance.name, stand_in.measure), probe=False
+            stopping, distance=Distance(stopping.measure.name, stand_in.measure), probe=False
         )
         try:
             try:
@@ -197,8 +194,7 @@ def solve_synchronously(
                     stand_in.moved,
                     stand_in,
                     judged,
-                    graph_of_node=torch.arange(team.num_graphs),
-                    num_graphs=team.num_graphs,
+                    partition=stand_in.partition,
                 )
             except _TimeOver:
                 solution = _cut_short(stand_in, solver)
@@ -224,7 +220,7 @@ def _cut_short(stand_in: StandIn, solver: Picard) -> Solution:
         steps=stand_in.number,
         evaluations=stand_in.number + 1,
         residuals=stand_in.trace,
-        distance=solver.stopping.distance.name,
+        distance=solver.stopping.measure.name,
         tolerance=tolerance,
         graph_status=statuses,
         graph_residual=stand_in.residual,

@@ -66,7 +66,7 @@ class Tape:
         self.attached: Piece | None = None  # one step at the equilibrium (implicit gradients)
         self.outputs: Piece | None = None
         self.unit: Tensor = torch.empty(0)  # the scaled cotangent of the equilibrium
-        self.scale = 1.0
+        self.scale: Tensor = torch.ones(1, 1)  # (own, 1) what its graph was divided by
 
     def step(self, state: Tensor, halo: Tensor) -> Piece:
         """One attached evaluation of the map, from fresh leaves."""

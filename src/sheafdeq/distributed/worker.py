@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sheafdeq.distances import SUP, distance_by_name
+from sheafdeq.adjoints.backward import Peaks, probe_pattern
+from sheafdeq.distances import distance_by_name
 from sheafdeq.distributed.mail import Kind, Mail
 from sheafdeq.distributed.message import Message
 from sheafdeq.distributed.part import Part
@@ -26,8 +27,7 @@ from sheafdeq.distributed.yardstick import metric_residuals
 from sheafdeq.equilibrium import EquilibriumModel
 from sheafdeq.errors import InputError
 from sheafdeq.machine import peak_memory
-from sheafdeq.solvers import Picard
-from sheafdeq.solvers.iterate import per_graph_max
+from sheafdeq.solvers import Partition, Picard
 
 __all__ = ["Worker", "checked_model", "version_of"]
 
@@ -118,6 +118,8 @@ class Adjoint:
     # u of the adjoint system, or the running cotangent
     state: Tensor = field(default_factory=lambda: torch.empty(0))
     image: Tensor | None = None
+    probe: Tensor = field(default_factory=lambda: torch.empty(0))  # by which the rate is measured
+    peaks: Peaks = field(default_factory=Peaks)
     level: int = 0  # pieces of the tape still to go through
 
 
@@ -141,6 +143,7 @@ class Worker:
         resend_seconds: float = RESEND_SECONDS,
     ) -> None:
         self.part, self.mail = part, mail
+        self.partition = Partition(part.graph_of_own, part.num_graphs)
         self.model = checked_model(model)
         self.resend_seconds = resend_seconds
         self.inbox: deque[Message] = deque()
@@ -170,7 +173,7 @@ class Worker:
         self.piece: Piece | None = None
         self.adjoint = Adjoint()
         self.solver = Picard(steps=0)
-        self.distance = self.solver.stopping.distance
+        self.distance = self.solver.stopping.measure
 
     # ------------------------------------------------------------------ commands and turns
 
@@ -320,14 +323,12 @@ class Worker:
 
     def _measure(self, image: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """(graphs,) largest residual of every graph here, and whether a row of it is not finite."""
-        of, count = self.part.graph_of_own, self.part.num_graphs
         broken_rows = ~torch.isfinite(image).all(dim=1)
         residual = self.distance(image, state)
         residual = torch.where(
             broken_rows | residual.isnan(), torch.full_like(residual, torch.inf), residual
         )
-        broken = per_graph_max(broken_rows.to(residual.dtype), of, count) > 0
-        return per_graph_max(residual, of, count), broken
+        return self.partition.max(residual), self.partition.any(broken_rows)
 
     def _judged(self, kind: str, fields: dict[str, Any], image: Tensor, state: Tensor) -> Message:
         residual, broken = self._measure(image, state)
@@ -630,32 +631,62 @@ class Worker:
         self._exchange(command.fields["number"], own, halo, "pulled")
         return []
 
+    def _on_adjoint_begin(self, command: Message) -> list[Message]:
+        """Every graph's cotangent is divided by the largest entry it has anywhere."""
+        assert self.tape is not None
+        self.tape.scale = self.partition.column(command.tensors["scale"])
+        self.adjoint.state = self.tape.unit = self.adjoint.state / self.tape.scale
+        return []
+
     def _on_adjoint(self, command: Message) -> list[Message]:
         """One evaluation of u -> g + J^T u, after taking over the last one for the graphs that
         still move."""
-        assert self.tape is not None
-        adjoint = self.adjoint
-        if adjoint.image is None:
-            self.tape.scale = command.fields["scale"]
-            self.tape.unit = adjoint.state / self.tape.scale
-            adjoint.state = self.tape.unit
-        else:
-            moves = command.tensors["active"][self.part.graph_of_own].unsqueeze(1)
-            adjoint.state = torch.where(moves, adjoint.image, adjoint.state)
-        own, halo = self.tape.pull(adjoint.state)
-        self._exchange(command.fields["number"], own, halo, "adjointed")
+        self._take_over(command.tensors["active"])
+        self._pull(self.adjoint.state, command, "adjointed")
         return []
+
+    def _take_over(self, active: Tensor) -> None:
+        adjoint = self.adjoint
+        if adjoint.image is not None:
+            adjoint.state = torch.where(self.partition.column(active), adjoint.image, adjoint.state)
+
+    def _pull(self, vector: Tensor, command: Message, report: str) -> None:
+        assert self.tape is not None
+        self._exchange(command.fields["number"], *self.tape.pull(vector), report)
+
+    def _on_probe(self, command: Message) -> list[Message]:
+        """Begin to measure the rate of J^T, one more product, or what its entries have shown."""
+        adjoint, what, column = self.adjoint, command.fields["what"], self.partition.column
+        if what == "pull":
+            unit = adjoint.probe / column(command.tensors["scale"])
+            if "window" in command.fields:
+                weighted = unit * column(command.tensors["weight"])
+                adjoint.peaks.see(command.fields["window"], weighted)
+            self._pull(unit, command, "probed")
+            return []
+        if what == "lag":
+            return [self._probed(command.fields["number"], adjoint.peaks.lag(self.partition))]
+        adjoint.peaks = Peaks()
+        if what == "residual":
+            assert adjoint.image is not None
+            adjoint.probe = adjoint.image - adjoint.state
+        else:
+            width, dtype = adjoint.state.shape[1], adjoint.state.dtype
+            adjoint.probe = probe_pattern(self.part.nodes, width, dtype)
+        return [self._probed(command.fields["number"], self.partition.largest(adjoint.probe))]
+
+    def _probed(self, number: int, size: Tensor) -> Message:
+        return Message("probed", {"step": number, "solve": self.solve}, {"size": size})
 
     def _on_adjoint_end(self, command: Message) -> list[Message]:
         """The adjoint system is solved: its solution goes to the parameters through the attached
         step."""
         assert self.tape is not None
         assert self.tape.attached is not None
-        adjoint = self.adjoint
-        if adjoint.image is not None:
-            moves = command.tensors["active"][self.part.graph_of_own].unsqueeze(1)
-            adjoint.state = torch.where(moves, adjoint.image, adjoint.state) * self.tape.scale
-        self.tape.back(self.tape.attached, adjoint.state)
+        if "active" in command.tensors:
+            self._take_over(command.tensors["active"])
+            self.adjoint.state = self.adjoint.state * self.tape.scale
+        self.tape.back(self.tape.attached, self.adjoint.state)
         return [Message("adjoint_ended")]
 
     def _on_gradients(self, command: Message) -> list[Message]:
@@ -688,21 +719,18 @@ class Worker:
         report, adjoint.waiting = adjoint.waiting, None
         if report == "pulled":
             adjoint.state = total
-            largest = float(total.abs().max()) if total.numel() else 0.0
-            return [
-                Message(
-                    "pulled", {"number": adjoint.number, "largest": largest, "solve": self.solve}
-                )
-            ]
+            largest = {"largest": self.partition.largest(total)}
+            return [Message("pulled", {"number": adjoint.number, "solve": self.solve}, largest)]
+        if report == "probed":
+            adjoint.probe = total
+            return [self._probed(adjoint.number, self.partition.largest(total))]
         assert self.tape is not None
         adjoint.image = self.tape.unit + total
-        of, count = self.part.graph_of_own, self.part.num_graphs
-        residual = per_graph_max(SUP(adjoint.image, adjoint.state), of, count)
-        broken = (
-            per_graph_max((~torch.isfinite(adjoint.image)).any(dim=1).to(residual.dtype), of, count)
-            > 0
-        )
-        tensors = {"residual": residual.nan_to_num(nan=torch.inf), "broken": broken}
+        tensors = {
+            "residual": self.partition.largest(adjoint.image - adjoint.state),
+            "size": self.partition.largest(adjoint.image),
+            "broken": self.partition.any((~torch.isfinite(adjoint.image)).any(dim=1)),
+        }
         return [Message("adjointed", {"step": adjoint.number, "solve": self.solve}, tensors)]
 
     # ------------------------------------------------------------------ results

@@ -20,8 +20,7 @@ from sheafdeq.layers.gathering import GatheringModel
 from sheafdeq.layers.initialise import xavier
 from sheafdeq.ops.sparse import Pattern, gcn_weights, pattern_of, propagate
 from sheafdeq.recurrence import Incidence, edge_field, node_field
-from sheafdeq.solvers import Picard, Solution, Solver, Status
-from sheafdeq.solvers.iterate import per_graph_max
+from sheafdeq.solvers import Partition, Picard, Solution, Solver, Status
 from sheafdeq.solvers.solution import AdjointReport
 
 __all__ = ["EIGNN", "EignnContext"]
@@ -192,10 +191,9 @@ class EIGNN(GatheringModel):
         graph's largest entry.
         """
         defect = SUP(image, value)
-        scale = per_graph_max(
-            SUP(value, torch.zeros_like(value)), graph.graph_of_node, graph.num_graphs
-        )
-        residual = per_graph_max(defect, graph.graph_of_node, graph.num_graphs)
+        partition = Partition(graph.graph_of_node, graph.num_graphs)
+        scale = partition.max(SUP(value, torch.zeros_like(value)))
+        residual = partition.max(defect)
         residual = torch.where(scale > 0, residual / scale, residual)
         tolerance = 1e3 * torch.finfo(value.dtype).eps
         status = tuple(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -13,17 +12,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sheafdeq.adjoints.attachment import attach
+from sheafdeq.adjoints.implicit import warn_unsolved
 from sheafdeq.data.graph import Graph
 from sheafdeq.equilibrium import EquilibriumModel, Readout
-from sheafdeq.errors import BackwardWarning, InputError
+from sheafdeq.errors import InputError
 from sheafdeq.layers.checks import checked_positive
 from sheafdeq.layers.energy_field import EnergyField
 from sheafdeq.layers.initialise import xavier
-from sheafdeq.models.minimise import Blocks, conjugate_gradients, minimise
 from sheafdeq.ops.sparse import Pattern, pattern_of
 from sheafdeq.recurrence import Incidence, edge_field, node_field
-from sheafdeq.solvers import Solution
-from sheafdeq.solvers.iterate import per_graph_max
+from sheafdeq.solvers import LBFGS, ConjugateGradients, Partition, Solution
 from sheafdeq.solvers.solution import AdjointReport
 
 __all__ = ["PICNN", "EnergyContext", "EnergyGNN"]
@@ -73,7 +71,7 @@ class EnergyContext:
 
     incidence: Incidence
     pattern: Pattern  # of the whole graph
-    blocks: Blocks
+    partition: Partition
     message: tuple[Tensor, Tensor, Tensor]  # A+, C+, S+
     own: tuple[Tensor, Tensor, Tensor]
     update: tuple[Tensor, Tensor, Tensor]
@@ -102,7 +100,7 @@ class EnergyGNN(EquilibriumModel):
 
     **Forward**: L-BFGS, every graph of a batch on its own, to a gradient of at most ``tolerance``;
     the end is reported graph by
-    graph (:func:`~sheafdeq.models.minimise.minimise`). **Gradient**: with v from Hessian v = dL/dH
+    graph (:class:`~sheafdeq.solvers.LBFGS`). **Gradient**: with v from Hessian v = dL/dH
     by conjugate gradients on Hessian-vector products, dL/dtheta = -v^T d(grad E)/dtheta; the end of
     that solve is ``solution.backward``. **Map**: ``step`` is :math:`H - \eta \nabla E(H)` with
     1/eta an upper bound of the Hessian's norm on each graph, a contraction with the same fixed
@@ -197,7 +195,7 @@ class EnergyGNN(EquilibriumModel):
         context = EnergyContext(
             incidence=Incidence.of(graph),
             pattern=pattern_of(graph),
-            blocks=Blocks(graph.graph_of_node, graph.num_graphs),
+            partition=Partition(graph.graph_of_node, graph.num_graphs),
             message=self.message.positive(),
             own=self.own.positive(),
             update=self.update.positive(),
@@ -274,13 +272,10 @@ class EnergyGNN(EquilibriumModel):
             energy = self.node_energies(point, linear, bounding).sum()
             (gradient,) = torch.autograd.grad(energy, point, create_graph=True)
             (row_sums,) = torch.autograd.grad(gradient.sum(), point)
-        blocks = context.blocks
-        bound = (
-            per_graph_max(row_sums.amax(1), blocks.graph_of_node, blocks.count)
-            if len(row_sums)
-            else row_sums.new_ones(1)
+        bound = context.partition.max(row_sums.amax(1)) if len(row_sums) else row_sums.new_ones(1)
+        return (1 / context.partition.column(bound.clamp(min=self.beta))).expand(
+            len(context.start), 1
         )
-        return (1 / blocks.spread(bound.clamp(min=self.beta))).expand(len(context.start), 1)
 
     # ------------------------------------------------------------------ the contract
 
@@ -300,20 +295,15 @@ class EnergyGNN(EquilibriumModel):
         if any(options.get(name) is not None for name in ("solver", "adjoint", "observe")):
             return super().solve(context, graph, **options)
         start, steps = options.get("initial_state"), options.get("steps")
-        blocks, field = context.blocks, self._field(context)
+        partition, field = context.partition, self._field(context)
 
         def energy(state: Tensor) -> tuple[Tensor, Tensor]:
             rows, gradient = field.evaluate(state)
-            return blocks.sum(rows), gradient
+            return partition.sum(rows), gradient
 
         initial = (self.initial_state(context) if start is None else start).detach()
-        solution = minimise(
-            energy,
-            initial,
-            blocks,
-            steps=self.steps if steps is None else steps,
-            tolerance=self.tolerance,
-        )
+        method = LBFGS(self.steps if steps is None else steps, self.tolerance)
+        solution = method.minimise(energy, initial, partition=partition)
         if torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()):
             self._attach(solution, context)
         return solution
@@ -325,16 +315,11 @@ class EnergyGNN(EquilibriumModel):
         def solve_adjoint(cotangent: Tensor) -> Tensor:
             product = self._field(context).hessian(value.detach())
             tolerance = max(1e-6, 50 * torch.finfo(value.dtype).eps)
-            backward = conjugate_gradients(
-                product, cotangent, context.blocks, steps=500, tolerance=tolerance
+            backward = ConjugateGradients(500, tolerance).solve(
+                product, cotangent, partition=context.partition
             )
             report.solution = backward
-            if not backward.converged:
-                warnings.warn(
-                    f"the implicit gradient is not solved: {backward}",
-                    BackwardWarning,
-                    stacklevel=2,
-                )
+            warn_unsolved(backward)
             return backward.value
 
         solution.value = attach(value, value - self.gradient_field(value, context), solve_adjoint)

@@ -84,7 +84,9 @@ class IGNN(GatheringModel):
     ) -> None:
         default = Picard(steps=steps, tolerance=tolerance, stop_early=True, distance=SUP)
         adjoint = (
-            Implicit(tolerance=tolerance, max_steps=500) if gradient == "implicit" else gradient
+            Implicit(Picard(500, tolerance=tolerance, stop_early=True))
+            if gradient == "implicit"
+            else gradient
         )
         super().__init__(
             steps=steps, solver=default if solver is None else solver, gradient=adjoint

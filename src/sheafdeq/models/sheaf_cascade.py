@@ -31,7 +31,7 @@ from sheafdeq.ops.gated_step import (
     two_parts,
 )
 from sheafdeq.recurrence import Incidence, edge_field, node_field
-from sheafdeq.solvers import Solution, Solver
+from sheafdeq.solvers import Partition, Solution, Solver
 from sheafdeq.solvers.iterate import Function, Observer
 
 __all__ = ["CascadeContext", "Sheaf", "SheafCascade"]
@@ -351,8 +351,7 @@ class SheafCascade(EquilibriumModel):
         solver = self.judged(solver)
         adjoint = adjoint if adjoint is not None else self.adjoint
         options: dict[str, Any] = {
-            "graph_of_node": graph.graph_of_node,
-            "num_graphs": graph.num_graphs,
+            "partition": Partition(graph.graph_of_node, graph.num_graphs),
         }
         below: Tensor | None = None
         parts: list[Solution] = []

@@ -1,4 +1,5 @@
-"""Fixed-point solvers. They see a bound callable ``f(state)``, never a graph or a model."""
+"""Solvers. They see a bound callable ``f(state)``, never a graph or a model, and pass through one
+loop."""
 
 from __future__ import annotations
 
@@ -8,12 +9,20 @@ from torch import Tensor
 
 from sheafdeq.errors import InputError
 from sheafdeq.solvers.anderson import Anderson
-from sheafdeq.solvers.iterate import Function, Observer, Stopping, iterate
+from sheafdeq.solvers.conjugate_gradients import ConjugateGradients
+from sheafdeq.solvers.iterate import Function, Observer, iterate
+from sheafdeq.solvers.lbfgs import LBFGS
+from sheafdeq.solvers.partition import ONE_GRAPH, Partition
 from sheafdeq.solvers.picard import Picard
 from sheafdeq.solvers.solution import Solution, Status
+from sheafdeq.solvers.stopping import Stopping
 
 __all__ = [
+    "LBFGS",
+    "ONE_GRAPH",
     "Anderson",
+    "ConjugateGradients",
+    "Partition",
     "Picard",
     "Solution",
     "Solver",
@@ -43,8 +52,7 @@ class Solver(Protocol):
         function: Function,
         initial: Tensor,
         *,
-        graph_of_node: Tensor | None = None,
-        num_graphs: int = 1,
+        partition: Partition = ONE_GRAPH,
         observe: Observer | None = None,
     ) -> Solution:
         """Iterate ``function`` from ``initial`` and report."""

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sheafdeq.errors import InputError
 from sheafdeq.solvers.fixed_point import FixedPointSolver
+from sheafdeq.solvers.partition import Partition
 
 __all__ = ["Anderson"]
 
 
 @dataclass
 class _Memory:
-    graph_of_node: Tensor | None
-    num_graphs: int
-    images: list[Tensor]
-    defects: list[Tensor]  # f(z) - z
-    best: Tensor | None = None  # (num_graphs,) smallest squared defect norm since the last restart
+    partition: Partition
+    images: list[Tensor] = field(default_factory=list)
+    defects: list[Tensor] = field(default_factory=list)  # f(z) - z
+    best: Tensor | None = None  # (graphs,) smallest squared defect norm since the last restart
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Anderson(FixedPointSolver):
     """z_{k+1} = sum_i a_i f(z_i) over the last ``window`` states, with sum_i a_i = 1 minimising
     ||sum_i a_i (f(z_i) - z_i)||_2.
@@ -38,30 +39,47 @@ class Anderson(FixedPointSolver):
       divergent one unnoticed.
     """
 
-    steps: int = 100
-    stop_early: bool = True
-    window: int = 5
-    mixing: float = 1.0
-    ridge: float = 1e-10
-    restart_factor: float = 2.0
+    window: int
+    mixing: float
+    ridge: float
+    restart_factor: float
 
-    def __post_init__(self) -> None:
-        if self.window < 1:
-            raise InputError(f"window must be at least 1, got {self.window!r}")
-        if not 0 < self.mixing <= 1:
-            raise InputError(f"mixing must be in (0, 1], got {self.mixing!r}")
-        super().__post_init__()
+    def __init__(
+        self,
+        steps: int | None = None,
+        *,
+        window: int = 5,
+        mixing: float = 1.0,
+        ridge: float = 1e-10,
+        restart_factor: float = 2.0,
+        **stopping: Any,
+    ) -> None:
+        if window < 1:
+            raise InputError(f"window must be at least 1, got {window!r}")
+        if not 0 < mixing <= 1:
+            raise InputError(f"mixing must be in (0, 1], got {mixing!r}")
+        if "stopping" not in stopping:
+            steps = 100 if steps is None else steps
+            stopping = {"stop_early": True, **stopping}
+        super().__init__(steps, **stopping)
+        for name, value in (
+            ("window", window),
+            ("mixing", mixing),
+            ("ridge", ridge),
+            ("restart_factor", restart_factor),
+        ):
+            object.__setattr__(self, name, value)
 
-    def start(self, state: Tensor, graph_of_node: Tensor | None, num_graphs: int) -> _Memory:
+    def start(self, state: Tensor, partition: Partition) -> _Memory:
         """An empty history."""
-        return _Memory(graph_of_node, num_graphs, [], [])
+        return _Memory(partition)
 
     def propose(self, state: Tensor, image: Tensor, memory: _Memory) -> tuple[Tensor, _Memory]:
         """Mix the last images; fall back to the image itself for graphs whose defect grew."""
         memory.images.append(image)
         memory.defects.append(image - state)
         del memory.images[: -self.window], memory.defects[: -self.window]
-        size = self._squared_norm(memory.defects[-1], memory)
+        size = memory.partition.sum(memory.defects[-1].detach().square().sum(1))
         grown = None
         if memory.best is not None:
             grown = size > self.restart_factor**2 * memory.best
@@ -70,18 +88,14 @@ class Anderson(FixedPointSolver):
             memory.best = size
         if len(memory.images) == 1:
             return image, memory
-        weights = self._weights(memory)  # (num_graphs, m)
+        weights = self._weights(memory)  # (graphs, m)
         if grown is not None and bool(grown.any()):
             newest = torch.zeros_like(weights)
             newest[:, -1] = 1.0
             weights = torch.where(
                 grown.unsqueeze(1) | ~torch.isfinite(weights).all(1, keepdim=True), newest, weights
             )
-        per_node = (
-            weights[memory.graph_of_node]
-            if memory.graph_of_node is not None
-            else weights.expand(len(state), -1)
-        )
+        per_node = memory.partition.spread(weights)
         proposal = torch.zeros_like(state)
         for i, (past_image, past_defect) in enumerate(
             zip(memory.images, memory.defects, strict=True)
@@ -92,27 +106,13 @@ class Anderson(FixedPointSolver):
             proposal = proposal + per_node[:, i : i + 1] * mixed
         return proposal, memory
 
-    @staticmethod
-    def _squared_norm(defect: Tensor, memory: _Memory) -> Tensor:
-        rows = defect.detach().square().sum(1)
-        total = rows.new_zeros(memory.num_graphs)
-        if memory.graph_of_node is None:
-            total[0] = rows.sum()
-            return total
-        return total.index_add_(0, memory.graph_of_node, rows)
-
     def _weights(self, memory: _Memory) -> Tensor:
-        """(num_graphs, m) coefficients that sum to one, from each graph's Gram matrix of
+        """(graphs, m) coefficients that sum to one, from each graph's Gram matrix of
         defects."""
         stacked = torch.stack(memory.defects, dim=1)  # (n, m, c)
         gram_rows = stacked @ stacked.transpose(1, 2)  # (n, m, m)
         m = gram_rows.shape[1]
-        if memory.graph_of_node is None:
-            gram = gram_rows.sum(0, keepdim=True)
-        else:
-            gram = gram_rows.new_zeros(memory.num_graphs, m, m).index_add(
-                0, memory.graph_of_node, gram_rows
-            )
+        gram = memory.partition.sum(gram_rows)
         scale = gram.diagonal(dim1=1, dim2=2).mean(1).clamp(min=torch.finfo(gram.dtype).tiny)
         eye = torch.eye(m, dtype=gram.dtype, device=gram.device)
         # The ridge pulls towards equal weights; it also bounds the condition number, so the solve

@@ -21,17 +21,18 @@ image, Anderson mixes several). Everything else is the loop's:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from sheafdeq.distances import RELATIVE_ENTRY, Distance, distance_by_name, resolution
+from sheafdeq.distances import resolution
 from sheafdeq.errors import InputError
+from sheafdeq.solvers.partition import ONE_GRAPH, Partition
 from sheafdeq.solvers.solution import Solution, Status
+from sheafdeq.solvers.stopping import Stopping
 
-__all__ = ["Method", "Stopping", "iterate", "per_graph_max"]
+__all__ = ["Function", "Method", "Observer", "iterate"]
 
 Function = Callable[[Tensor], Tensor]
 Observer = Callable[[int, Tensor], None]
@@ -40,70 +41,21 @@ Observer = Callable[[int, Tensor], None]
 class Method(Protocol):
     """What a solver supplies to the loop."""
 
-    def start(self, state: Tensor, graph_of_node: Tensor | None, num_graphs: int) -> Any:
+    def start(self, state: Tensor, partition: Partition) -> Any:
         """Memory before the first step."""
 
     def propose(self, state: Tensor, image: Tensor, memory: Any) -> tuple[Tensor, Any]:
         """(z_k, f(z_k), memory) -> (z_{k+1}, memory)."""
 
-
-@dataclass(frozen=True)
-class Stopping:
-    """When to stop, and what to call it.
-
-    ``tolerance=None`` never reports convergence. ``stop_early=False`` runs exactly ``max_steps``
-    (the paper's finite horizon) and judges only the end. ``stagnation_window`` steps without one
-    per cent of progress end a graph when stopping early. ``trace=False`` measures only the last
-    step (training speed). ``probe=False`` takes residuals at their word, without asking how far
-    another rounding of the state moves its image.
-    """
-
-    max_steps: int
-    tolerance: float | None = 1e-6
-    stop_early: bool = False
-    distance: Distance = RELATIVE_ENTRY
-    stagnation_window: int = 200
-    divergence_factor: float = 1e8
-    trace: bool = True
-    probe: bool = True
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "distance", distance_by_name(self.distance))
-        if (
-            isinstance(self.max_steps, bool)
-            or not isinstance(self.max_steps, int)
-            or self.max_steps < 0
-        ):
-            raise InputError(f"max_steps must be a non-negative integer, got {self.max_steps!r}")
-        if self.tolerance is not None and not self.tolerance > 0:
-            raise InputError(f"tolerance must be positive or None, got {self.tolerance!r}")
-        if self.stop_early and self.tolerance is None:
-            raise InputError(
-                "stopping early needs a tolerance; give one, or run a fixed number of steps"
-            )
-        if self.stagnation_window < 2:
-            raise InputError(
-                f"stagnation_window must be at least 2, got {self.stagnation_window!r}"
-            )
-
-
-def per_graph_max(values: Tensor, graph_of_node: Tensor | None, num_graphs: int) -> Tensor:
-    """(n,) -> (num_graphs,): the maximum over each graph's nodes, 0 for a graph without nodes."""
-    result = values.new_zeros(num_graphs)
-    if values.numel() == 0:
-        return result
-    if graph_of_node is None:
-        result[0] = values.max()
-        return result
-    return result.scatter_reduce_(0, graph_of_node, values, "amax", include_self=True)
+    def halted(self, memory: Any) -> Tensor | None:
+        """(graphs,) which graphs the last proposal could not move, and no later one will; None for
+        methods that always move."""
 
 
 @torch.no_grad()
-def _measure(
-    image: Tensor, state: Tensor, stopping: Stopping, graph_of_node: Tensor | None, num_graphs: int
-) -> Tensor:
-    """(num_graphs,) largest residual of every graph; infinite where the image is not finite."""
-    residual = stopping.distance(image.detach(), state.detach())
+def _measure(image: Tensor, state: Tensor, stopping: Stopping, partition: Partition) -> Tensor:
+    """(graphs,) largest residual of every graph; infinite where the image is not finite."""
+    residual = stopping.measure(image.detach(), state.detach())
     # An overflow can cancel in a maximum but not in a sum of absolute values that is itself finite.
     broken = (
         ~torch.isfinite(image.detach()).all(dim=1)
@@ -113,15 +65,12 @@ def _measure(
     residual = torch.where(
         broken | residual.isnan(), torch.full_like(residual, torch.inf), residual
     )
-    return per_graph_max(residual, graph_of_node, num_graphs)
+    return partition.max(residual)
 
 
 @torch.no_grad()
-def _graphs_with_broken_rows(
-    image: Tensor, graph_of_node: Tensor | None, num_graphs: int
-) -> Tensor:
-    broken = (~torch.isfinite(image.detach())).any(dim=1)
-    return per_graph_max(broken.to(torch.float32), graph_of_node, num_graphs) > 0
+def _graphs_with_broken_rows(image: Tensor, partition: Partition) -> Tensor:
+    return partition.any((~torch.isfinite(image.detach())).any(dim=1))
 
 
 def iterate(
@@ -130,8 +79,7 @@ def iterate(
     method: Method,
     stopping: Stopping,
     *,
-    graph_of_node: Tensor | None = None,
-    num_graphs: int = 1,
+    partition: Partition = ONE_GRAPH,
     observe: Observer | None = None,
     tolerances: Tensor | None = None,
 ) -> Solution:
@@ -139,23 +87,23 @@ def iterate(
 
     ``observe(k, z_k)`` is called with every state, the initial one (k = 0) included.
     Gradients flow through the loop when grad mode is on; residuals are measured outside the graph.
-    ``tolerances`` (num_graphs,) gives each graph its own, taken as it is, in place of
+    ``tolerances`` (graphs,) gives each graph its own, taken as it is, in place of
     ``stopping.tolerance``.
     """
     if initial.dim() != 2:
         raise InputError(f"a state has shape (nodes, channels), got {tuple(initial.shape)}")
     asked = stopping.tolerance if tolerances is None else tolerances
     state = initial
-    memory = method.start(state, graph_of_node, num_graphs)
-    device = initial.device
+    memory = method.start(state, partition)
+    device, count = initial.device, partition.count
     # Per-graph bookkeeping, all on the CPU side of small tensors.
-    status: list[Status | None] = [None] * num_graphs
-    active = torch.ones(num_graphs, dtype=torch.bool, device=device)
-    last = torch.full((num_graphs,), torch.nan, dtype=initial.dtype, device=device)
-    best = torch.full((num_graphs,), torch.inf, dtype=initial.dtype, device=device)
-    best_step = torch.zeros(num_graphs, dtype=torch.int64, device=device)
+    status: list[Status | None] = [None] * count
+    active = torch.ones(count, dtype=torch.bool, device=device)
+    last = torch.full((count,), torch.nan, dtype=initial.dtype, device=device)
+    best = torch.full((count,), torch.inf, dtype=initial.dtype, device=device)
+    best_step = torch.zeros(count, dtype=torch.int64, device=device)
     first: Tensor | None = None
-    graph_steps = torch.zeros(num_graphs, dtype=torch.int64, device=device)
+    graph_steps = torch.zeros(count, dtype=torch.int64, device=device)
     residuals: list[float] = []
     evaluations = steps = 0
     image: Tensor | None = None
@@ -163,12 +111,12 @@ def iterate(
 
     if observe is not None:
         observe(0, state)
-    for k in range(stopping.max_steps):
+    for k in range(stopping.steps):
         image = function(state)
         evaluations += 1
-        final = k == stopping.max_steps - 1
+        final = k == stopping.steps - 1
         if stopping.trace or stopping.stop_early or final:
-            residual = _measure(image, state, stopping, graph_of_node, num_graphs)
+            residual = _measure(image, state, stopping, partition)
             last = torch.where(active, residual, last)
             residuals.append(float(residual[active].max()) if bool(active.any()) else 0.0)
             grounds = residual.clamp(min=stopping.tolerance or 1e-12)
@@ -178,7 +126,7 @@ def iterate(
             not_finite = torch.isinf(residual) & active
             # infinite residual: NaN in the image, or outside the metric's domain
             if bool(not_finite.any()):
-                not_finite &= _graphs_with_broken_rows(image, graph_of_node, num_graphs)
+                not_finite &= _graphs_with_broken_rows(image, partition)
                 finished |= _finish(status, not_finite, Status.NON_FINITE)
             if stopping.stop_early:
                 assert asked is not None
@@ -196,18 +144,21 @@ def iterate(
                 break
         proposal, memory = method.propose(state, image, memory)
         image = None
+        halted = method.halted(memory)
+        if halted is not None:
+            active = active & ~_finish(status, active & halted, Status.STAGNATED)
         state = (
-            proposal
-            if bool(active.all())
-            else _keep_finished(proposal, state, active, graph_of_node)
+            proposal if bool(active.all()) else _keep_finished(proposal, state, active, partition)
         )
         graph_steps = graph_steps + active.to(torch.int64)
         steps = k + 1
         if observe is not None:
             observe(steps, state)
+        if halted is not None and not bool(active.any()):
+            break
 
-    judge = _Judge(function, stopping, graph_of_node, num_graphs, tolerances)
-    if bool(active.any()) and stopping.max_steps:
+    judge = _Judge(function, stopping, partition, tolerances)
+    if bool(active.any()) and stopping.steps:
         image = judge.measured_end(state, active, last, status)
     judge.settle_by_precision(state, image, last, status, stuck)
     graph_status = tuple(s if s is not None else Status.MAX_STEPS for s in status)
@@ -217,7 +168,7 @@ def iterate(
         steps=steps,
         evaluations=evaluations + judge.evaluations,
         residuals=residuals,
-        distance=stopping.distance.name,
+        distance=stopping.measure.name,
         tolerance=judge.tolerance,
         asked=stopping.tolerance,
         resolution=judge.resolution,
@@ -233,12 +184,10 @@ def _finish(status: list[Status | None], graphs: Tensor, verdict: Status) -> Ten
     return graphs
 
 
-def _keep_finished(
-    proposal: Tensor, state: Tensor, active: Tensor, graph_of_node: Tensor | None
-) -> Tensor:
-    if graph_of_node is None:
+def _keep_finished(proposal: Tensor, state: Tensor, active: Tensor, partition: Partition) -> Tensor:
+    if partition.graph_of_node is None:
         return proposal if bool(active[0]) else state
-    return torch.where(active[graph_of_node].unsqueeze(1), proposal, state)
+    return torch.where(partition.column(active), proposal, state)
 
 
 PROBED_ROUNDINGS = 2.0**20
@@ -254,12 +203,11 @@ class _Judge:
         self,
         function: Function,
         stopping: Stopping,
-        graph_of_node: Tensor | None,
-        num_graphs: int,
+        partition: Partition,
         tolerances: Tensor | None,
     ) -> None:
         self.function, self.stopping = function, stopping
-        self.graph_of_node, self.num_graphs, self.given = graph_of_node, num_graphs, tolerances
+        self.partition, self.given = partition, tolerances
         self.evaluations = 0
         self.tolerance = stopping.tolerance if tolerances is None else _largest(tolerances)
         self.resolution = 0.0
@@ -271,8 +219,8 @@ class _Judge:
         """Measure and judge the graphs that were still running at the step limit; returns the image
         of the returned state."""
         image = self._evaluated(state)
-        residual = _measure(image, state, self.stopping, self.graph_of_node, self.num_graphs)
-        broken = active & _graphs_with_broken_rows(state, self.graph_of_node, self.num_graphs)
+        residual = _measure(image, state, self.stopping, self.partition)
+        broken = active & _graphs_with_broken_rows(state, self.partition)
         last[active] = residual[active]
         within = torch.zeros_like(active)
         if self.tolerance is not None:
@@ -313,7 +261,7 @@ class _Judge:
         if coarse or image is None or not bool(claims.any()):
             return
         moved = self._evaluated(_rounded_otherwise(state))
-        noise = _measure(moved, image, self.stopping, self.graph_of_node, self.num_graphs)
+        noise = _measure(moved, image, self.stopping, self.partition)
         self.resolution = max(self.resolution, _largest(noise[claims]))
         _finish(status, claims & ~(noise <= bounds), Status.STAGNATED)
 
@@ -327,15 +275,15 @@ class _Judge:
         return image
 
     def _tolerances(self, state: Tensor) -> Tensor:
-        """(num_graphs,) what each graph is held against: what was asked for, or what its precision
+        """(graphs,) what each graph is held against: what was asked for, or what its precision
         resolves."""
         if self.given is not None:
             return self.given
         assert self.stopping.tolerance is not None
-        unit = torch.ones(self.num_graphs, dtype=state.dtype, device=state.device)
-        if not self.stopping.distance.relative:
-            size = self.stopping.distance(state, torch.zeros_like(state))
-            unit = torch.maximum(unit, per_graph_max(size, self.graph_of_node, self.num_graphs))
+        unit = torch.ones(self.partition.count, dtype=state.dtype, device=state.device)
+        if not self.stopping.measure.relative:
+            size = self.stopping.measure(state, torch.zeros_like(state))
+            unit = torch.maximum(unit, self.partition.max(size))
         resolved = resolution(state.dtype) * unit
         self.resolution = _largest(resolved)
         return resolved.clamp(min=self.stopping.tolerance)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from sheafdeq.errors import InputError
 from sheafdeq.solvers.fixed_point import FixedPointSolver
+from sheafdeq.solvers.partition import Partition
 
 __all__ = ["Picard"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Picard(FixedPointSolver):
     """Picard iteration for a fixed number of steps, or to a tolerance.
 
@@ -26,19 +28,21 @@ class Picard(FixedPointSolver):
       lingers for many damped steps.
     """
 
-    damping: float = 1.0
-    undamped: int = 0
+    damping: float
+    undamped: int
 
-    def __post_init__(self) -> None:
-        if not 0 < self.damping <= 1:
-            raise InputError(f"damping must be in (0, 1] (1 = undamped), got {self.damping!r}")
-        if self.undamped < 0:
-            raise InputError(
-                f"undamped must be a number of steps, 0 or more, got {self.undamped!r}"
-            )
-        super().__post_init__()
+    def __init__(
+        self, steps: int | None = None, *, damping: float = 1.0, undamped: int = 0, **stopping: Any
+    ) -> None:
+        if not 0 < damping <= 1:
+            raise InputError(f"damping must be in (0, 1] (1 = undamped), got {damping!r}")
+        if undamped < 0:
+            raise InputError(f"undamped must be a number of steps, 0 or more, got {undamped!r}")
+        super().__init__(steps, **stopping)
+        object.__setattr__(self, "damping", damping)
+        object.__setattr__(self, "undamped", undamped)
 
-    def start(self, state: Tensor, graph_of_node: Tensor | None, num_graphs: int) -> int:
+    def start(self, state: Tensor, partition: Partition) -> int:
         """Picard remembers the number of steps taken."""
         return 0
 

@@ -16,7 +16,6 @@ stopped.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -31,6 +30,7 @@ from sheafdeq.data.task import Split, Task
 from sheafdeq.equilibrium import EquilibriumModel, GraphModel, Output
 from sheafdeq.errors import InputError, SheafDEQError
 from sheafdeq.registry import Shape, build_model
+from sheafdeq.solvers.fixed_point import FixedPointSolver
 from sheafdeq.training.augmentation import augmented, check_augmentation
 from sheafdeq.training.average import WeightAverage
 from sheafdeq.training.config import TrainingConfig
@@ -430,8 +430,4 @@ def _count(statuses: dict[str, int], output: Output) -> None:
 
 def _untraced(solver: Any) -> Any:
     """The same solver without the residual of every step, where it has such an option."""
-    if dataclasses.is_dataclass(solver) and any(
-        field.name == "trace" for field in dataclasses.fields(solver)
-    ):
-        return dataclasses.replace(solver, trace=False)  # type: ignore[type-var]
-    return solver
+    return solver.with_stopping(trace=False) if isinstance(solver, FixedPointSolver) else solver
