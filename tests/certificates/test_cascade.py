@@ -11,7 +11,7 @@ from sheafdeq.certificates import Verdict, certify
 from sheafdeq.certificates.cascade import Joint, joint_bounds, level_rates
 from sheafdeq.certificates.collatz_wielandt import largest_eigenvalue
 from sheafdeq.certificates.jacobian import log_jacobian
-from sheafdeq.certificates.rules import EFFORTS, Problem
+from sheafdeq.certificates.problem import EFFORTS, Problem
 from sheafdeq.data.graph import Graph
 from sheafdeq.layers.gates import GATES
 from sheafdeq.models.sheaf_cascade import SheafCascade

@@ -31,9 +31,9 @@ from sheafdeq.certificates.audit import (
 )
 from sheafdeq.certificates.ball import largest_ball
 from sheafdeq.certificates.box import global_box
-from sheafdeq.certificates.contraction import attention_norms
 from sheafdeq.certificates.examine import examine
 from sheafdeq.certificates.refute import prove_fixed_point
+from sheafdeq.certificates.rules.strong_attention import attention_norms
 from sheafdeq.certificates.sheaf_enclosure import SheafEnclosure
 from sheafdeq.data.graph import Graph
 from sheafdeq.errors import InputError
@@ -160,7 +160,7 @@ def test_models_with_a_theorem_are_certified_by_it(make, grounds):
 def test_the_energy_rule_bounds_the_hessian_whatever_the_biases():
     """phi' may be one where the biases are very negative: neither the rule nor the model's own step
     length forgets it."""
-    from sheafdeq.certificates.contraction import _hessian_bound
+    from sheafdeq.certificates.rules.energy_gnn import hessian_bound
 
     graph = ring(6).to(torch.float64)
     worst = 0.0
@@ -174,7 +174,7 @@ def test_the_energy_rule_bounds_the_hessian_whatever_the_biases():
             model.own.bias.sub_(3e4)
             model.update.free_hidden.bias.add_(1e7)  # phi' is one there all the same
         context = model.prepare(graph)
-        bound = float(_hessian_bound(model, context)[0])
+        bound = float(hessian_bound(model, context)[0])
         point = torch.randn(6, 2, dtype=torch.float64)
         field = torch.autograd.functional.jacobian(
             lambda z, m=model, c=context: m.gradient_field(z.view(6, 2), c).view(-1), point.view(-1)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sheafdeq.certificates import certify
 from sheafdeq.certificates.certificate import Verdict
-from sheafdeq.certificates.relay import gathering_depth
+from sheafdeq.certificates.rules.sheaf_relay import gathering_depth
 from sheafdeq.data.graph import Graph
 from sheafdeq.models.sheaf_relay import SheafRelay
 

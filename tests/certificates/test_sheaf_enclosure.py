@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from sheafdeq.certificates.jacobian import jacobian, log_jacobian
-from sheafdeq.certificates.sheaf_enclosure import MAP_GUARD, SheafEnclosure
+from sheafdeq.certificates.normalisation import MAP_GUARD
+from sheafdeq.certificates.sheaf_enclosure import SheafEnclosure
 from sheafdeq.data.graph import Graph
 from sheafdeq.errors import InputError
 from sheafdeq.models.sheaf_deq import SheafDEQ

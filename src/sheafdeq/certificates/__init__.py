@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from sheafdeq.certificates import rules  # importing them registers them
 from sheafdeq.certificates.certificate import (
     Assumption,
     Certificate,
@@ -12,7 +13,9 @@ from sheafdeq.certificates.certificate import (
     Verdict,
     Witness,
 )
-from sheafdeq.certificates.rules import EFFORTS, Effort, Problem, certify, rule, rule_for, use_rule
+from sheafdeq.certificates.judgement import certify
+from sheafdeq.certificates.problem import EFFORTS, Effort, Problem
+from sheafdeq.certificates.rule import rule, rule_for, use_rule
 
 __all__ = [
     "EFFORTS",
@@ -28,5 +31,6 @@ __all__ = [
     "certify",
     "rule",
     "rule_for",
+    "rules",
     "use_rule",
 ]

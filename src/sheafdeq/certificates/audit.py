@@ -31,8 +31,10 @@ from sheafdeq.certificates.certificate import (
 from sheafdeq.certificates.contradiction import check_certificate
 from sheafdeq.certificates.draws import draw_problem
 from sheafdeq.certificates.examine import is_positive
+from sheafdeq.certificates.judgement import certify
+from sheafdeq.certificates.problem import Effort, Problem
 from sheafdeq.certificates.refute import random_starts, settle
-from sheafdeq.certificates.rules import Effort, Problem, Rule, certify, rule_for
+from sheafdeq.certificates.rule import Prover, rule_for
 from sheafdeq.data.graph import Graph
 from sheafdeq.equilibrium import EquilibriumModel
 from sheafdeq.models.sheaf_deq import SheafDEQ
@@ -112,7 +114,7 @@ def audit(
     seed: int = 0,
     first: int = 0,
     only: type | None = None,
-    with_rule: Rule | None = None,
+    with_rule: Prover | None = None,
     certifier: Certifier = certify,
     attacks: Sequence[str] = SCHEDULE,
     effort: Effort = AUDIT_EFFORT,

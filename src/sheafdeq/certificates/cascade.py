@@ -43,7 +43,7 @@ import torch
 from torch import Tensor
 
 from sheafdeq.certificates.collatz_wielandt import largest_eigenvalue, spectral_norm_bound
-from sheafdeq.certificates.rules import Problem
+from sheafdeq.certificates.problem import Problem
 from sheafdeq.models.sheaf_cascade import MAP_SOFTENING, Level, Sheaf, SheafCascade
 from sheafdeq.ops.gated_step import pack, product
 from sheafdeq.recurrence import Incidence

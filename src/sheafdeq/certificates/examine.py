@@ -18,6 +18,7 @@ from sheafdeq.certificates.collatz_wielandt import (
     spectral_radius_estimate,
 )
 from sheafdeq.certificates.jacobian import jacobian, log_jacobian
+from sheafdeq.certificates.problem import Problem
 from sheafdeq.certificates.refute import (
     DENSE_LIMIT,
     JACOBIAN_LIMIT,
@@ -27,7 +28,6 @@ from sheafdeq.certificates.refute import (
     search,
     settle,
 )
-from sheafdeq.certificates.rules import Problem
 from sheafdeq.certificates.sheaf_enclosure import SheafEnclosure
 from sheafdeq.diagnostics import spectral_radius
 from sheafdeq.distances import SUP, THOMPSON

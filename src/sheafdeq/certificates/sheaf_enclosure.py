@@ -34,7 +34,6 @@ the parameters are exact.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -42,11 +41,24 @@ from torch import Tensor
 
 from sheafdeq.certificates.blocks import BlockMatrix
 from sheafdeq.certificates.interval import EPSILON, Interval, matmul, scaled_up
+from sheafdeq.certificates.normalisation import (
+    jumps_inside,
+    normalised_rows,
+    unit_map,
+    unit_map_slope,
+)
+from sheafdeq.certificates.slope import (
+    EdgeSum,
+    Slope,
+    choose,
+    mean_value,
+    scaled_by_inverse,
+    stacked,
+)
 from sheafdeq.errors import InputError
 from sheafdeq.models.sheaf_deq import SheafContext, SheafDEQ
-from sheafdeq.ops.native_module import NORM_FLOOR as ROW_GUARD
 
-__all__ = ["Enclosed", "SheafEnclosure", "Slope"]
+__all__ = ["Enclosed", "SheafEnclosure"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,54 +82,6 @@ class Enclosed:
     def rate(self) -> float:
         """The step contracts the w-weighted Thompson metric on the box at least by this factor."""
         return float(self.rates.max()) if self.rates.numel() else 0.0
-
-
-@dataclass(frozen=True, eq=False)
-class Slope:
-    """All matrices M (batch, m, c) with sum_j |M_ij - midpoint_ij| w_j <= spread_i."""
-
-    midpoint: Tensor  # (k, m, c)
-    spread: Tensor  # (k, m)
-    weights: Tensor  # (k, c)
-
-    @cached_property
-    def size(self) -> Tensor:
-        """(k, m) upper bound of |midpoint| w."""
-        return scaled_up(
-            torch.bmm(self.midpoint.abs(), self.weights.unsqueeze(2)).squeeze(2),
-            self.weights.shape[1],
-        )
-
-    @property
-    def reach(self) -> Tensor:
-        """(k, m) upper bound of |M| w."""
-        return scaled_up(self.size + self.spread, 2)
-
-    def times(self, left: Interval) -> Slope:
-        """L M for an interval matrix L (k, l, m)."""
-        k = left.shape[-1]
-        vector = self.spread + self.size * ((k + 4) * EPSILON)
-        spread = torch.bmm(left.midpoint.abs(), vector.unsqueeze(2)) + torch.bmm(
-            left.radius, self.reach.unsqueeze(2)
-        )
-        return Slope(
-            torch.bmm(left.midpoint, self.midpoint),
-            scaled_up(spread.squeeze(2), 2 * k + 8),
-            self.weights,
-        )
-
-    def __getitem__(self, index: Tensor) -> Slope:
-        return Slope(self.midpoint[index], self.spread[index], self.weights[index])
-
-    def rows(self, part: slice) -> Slope:
-        """Some of the m rows."""
-        return Slope(self.midpoint[:, part], self.spread[:, part], self.weights)
-
-    @staticmethod
-    def of(matrix: Interval, weights: Tensor) -> Slope:
-        """From an interval matrix (k, m, c)."""
-        spread = torch.bmm(matrix.radius, weights.unsqueeze(2)).squeeze(2)
-        return Slope(matrix.midpoint, scaled_up(spread, weights.shape[1]), weights)
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,10 +175,10 @@ class SheafEnclosure:
         box = replace(
             box,
             source_hidden=box.source_hidden.intersect(
-                _mean_value(middle.source_hidden, slopes[0].reach, radius)
+                mean_value(middle.source_hidden, slopes[0].reach, radius)
             ),
             target_hidden=box.target_hidden.intersect(
-                _mean_value(middle.target_hidden, slopes[1].reach, radius)
+                mean_value(middle.target_hidden, slopes[1].reach, radius)
             ),
         )
         n, e, c, d = self.incidence.num_targets, len(self.incidence.source), self.c, self.d
@@ -232,7 +196,7 @@ class SheafEnclosure:
             at_box, to_source, to_target = self._edges_with_slopes(
                 box, at_middle, slopes, radius, part
             )
-            jumps[target[_jumps(at_box.raw[0]) | _jumps(at_box.raw[1])]] = True
+            jumps[target[jumps_inside(at_box.raw[0]) | jumps_inside(at_box.raw[1])]] = True
             for nodes, edges, messages, diagonals in (
                 (middle, at_middle, received_middle, grams_middle),
                 (box, at_box, received, grams),
@@ -273,9 +237,9 @@ class SheafEnclosure:
         ).view(n, c)
         if radius > 0:
             by_slope = drift.intersect(
-                _mean_value(drift_middle, total_reach.clamp(max=1e200), radius)
+                mean_value(drift_middle, total_reach.clamp(max=1e200), radius)
             )
-            drift = _choose(jumps.unsqueeze(1), drift, by_slope)
+            drift = choose(jumps.unsqueeze(1), drift, by_slope)
         gain, image = self._output(drift)
         return Enclosed(
             weights,
@@ -306,7 +270,7 @@ class SheafEnclosure:
 
     def _nodes(self, state: Interval) -> _Nodes:
         if self.pre_norm:
-            normalised, shares = _normalised(state.view(-1, self.d, self.q), self.order)
+            normalised, shares = normalised_rows(state.view(-1, self.d, self.q), self.order)
             z: Interval = normalised.view(-1, self.c)
             t: Interval | None = shares.view(-1, self.c)
         else:
@@ -349,7 +313,7 @@ class SheafEnclosure:
             matmul(x, weight.T) + Interval.point(bias.expand(len(source), -1))
             for x, (weight, bias) in zip(halves, self.second, strict=True)
         ]
-        return _Edges(hidden, (raw[0], raw[1]), (_unit(raw[0]), _unit(raw[1])))
+        return _Edges(hidden, (raw[0], raw[1]), (unit_map(raw[0]), unit_map(raw[1])))
 
     def _edges_with_slopes(
         self, nodes: _Nodes, middle: _Edges, slopes: list[Slope], radius: float, part: slice
@@ -372,21 +336,21 @@ class SheafEnclosure:
                 from_target.rows(columns).times(gate),
             )
             raw = plain.raw[i].intersect(
-                _mean_value(middle.raw[i], to_source.reach + to_target.reach, radius)
+                mean_value(middle.raw[i], to_source.reach + to_target.reach, radius)
             )
-            unit = _unit(raw)
-            projection = _projection(raw, unit)
+            unit = unit_map(raw)
+            projection = unit_map_slope(raw, unit)
             to_source, to_target = to_source.times(projection), to_target.times(projection)
             by_slope = unit.intersect(
-                _mean_value(middle.maps[i], to_source.reach + to_target.reach, radius)
+                mean_value(middle.maps[i], to_source.reach + to_target.reach, radius)
             )
             # a jump has no mean value form
-            unit = _choose(_jumps(raw).unsqueeze(1), unit, by_slope)
+            unit = choose(jumps_inside(raw).unsqueeze(1), unit, by_slope)
             raws.append(raw)
             maps.append(unit)
             map_slopes.append((to_source, to_target))
         edges = _Edges(plain.hidden, (raws[0], raws[1]), (maps[0], maps[1]))
-        return edges, _stacked([s for s, _ in map_slopes]), _stacked([t for _, t in map_slopes])
+        return edges, stacked([s for s, _ in map_slopes]), stacked([t for _, t in map_slopes])
 
     def _square(self, maps: Interval) -> Interval:
         return maps.view(-1, self.d, self.d)
@@ -397,18 +361,18 @@ class SheafEnclosure:
         source_map, target_map = self._square(edges.maps[0]), self._square(edges.maps[1])
         weight = self.incidence.edge_weight[part, None, None]
         message = matmul(matmul(target_map.mT, source_map).scale(weight), nodes.values[source])
-        gram = _scaled_by_inverse(
+        gram = scaled_by_inverse(
             matmul(target_map.mT, target_map), self.incidence.degree[target, None, None]
         )
         return message.view(-1, self.c), gram
 
-    def _diagonal(self, grams: _Sum) -> Interval:
+    def _diagonal(self, grams: EdgeSum) -> Interval:
         """(n, d, d) I - (1/deg) sum F_t^T F_t."""
         eye = torch.eye(self.d, dtype=self.drive.dtype).expand(grams.total.shape)
         return Interval.point(eye) - grams.interval
 
-    def _sum(self, *shape: int) -> _Sum:
-        return _Sum(self.drive.new_zeros(shape), self.drive.new_zeros(shape), self.deepest)
+    def _sum(self, *shape: int) -> EdgeSum:
+        return EdgeSum(self.drive.new_zeros(shape), self.drive.new_zeros(shape), self.deepest)
 
     # ------------------------------------------------------------------ slopes of x
 
@@ -431,11 +395,11 @@ class SheafEnclosure:
 
         through_source = outer(target_map.scale(weight), y_source)
         incoming = matmul(source_map, y_source).scale(weight)  # (k, d, q): w F_s y_u
-        outgoing = _scaled_by_inverse(matmul(target_map, y_target), degree)  # F_t y_v / deg
+        outgoing = scaled_by_inverse(matmul(target_map, y_target), degree)  # F_t y_v / deg
         # ., c, a, .
         column = (incoming - outgoing).map(lambda t: t.transpose(1, 2)[:, None, :, :, None])
         selected = column.scale(eye.view(1, d, 1, 1, d))  # delta(alpha, b)
-        through_target = selected - outer(_scaled_by_inverse(target_map, degree), y_target)
+        through_target = selected - outer(scaled_by_inverse(target_map, degree), y_target)
         return Interval(
             torch.cat(
                 [t.midpoint.reshape(k, d * q, d * d) for t in (through_source, through_target)],
@@ -505,163 +469,3 @@ class SheafEnclosure:
             peak_inside, torch.maximum(at_ends.upper, 2.0 * peak.upper), at_ends.upper
         )
         return Interval.between(at_ends.lower.clamp(min=0), upper), positive
-
-
-# ---------------------------------------------------------------------- pieces
-
-
-@dataclass(frozen=True, eq=False)
-class _Sum:
-    """Edge intervals added up at their targets; every term brings its share of the rounding of at
-    most ``terms`` additions."""
-
-    total: Tensor
-    radius: Tensor
-    terms: int
-
-    def add(self, target: Tensor, values: Interval) -> None:
-        self.total.index_add_(0, target, values.midpoint)
-        self.radius.index_add_(
-            0, target, values.radius + (self.terms + 4) * EPSILON * values.midpoint.abs()
-        )
-
-    @property
-    def interval(self) -> Interval:
-        return Interval(self.total, scaled_up(self.radius, 2 * self.terms))
-
-
-def _mean_value(middle: Interval, reach: Tensor, radius: float) -> Interval:
-    """Value at the centre plus weighted slope bound times the radius of the box."""
-    return Interval(middle.midpoint, scaled_up(middle.radius + reach * radius, 8))
-
-
-def _choose(condition: Tensor, yes: Interval, no: Interval) -> Interval:
-    return Interval(
-        torch.where(condition, yes.midpoint, no.midpoint),
-        torch.where(condition, yes.radius, no.radius),
-    )
-
-
-def _stacked(parts: list[Slope]) -> Slope:
-    return Slope(
-        torch.cat([p.midpoint for p in parts], 1),
-        torch.cat([p.spread for p in parts], 1),
-        parts[0].weights,
-    )
-
-
-def _scaled_by_inverse(x: Interval, divisor: Tensor) -> Interval:
-    midpoint = x.midpoint / divisor
-    return Interval(midpoint, scaled_up(x.radius / divisor + EPSILON * midpoint.abs(), 4))
-
-
-def _normalised(rows: Interval, order: float) -> tuple[Interval, Interval]:
-    """z = h / ||h||_p of positive rows (n, d, q), and t = z^p; each entry is monotone in every h,
-    so the ends are exact."""
-    low, high = rows.lower, rows.upper
-    if not bool((low > ROW_GUARD).all()):
-        raise InputError(
-            f"the box reaches {float(low.min()):.3g}: enclosures need states above {ROW_GUARD:g}"
-        )
-    q = low.shape[-1]
-    if order == float("inf"):
-        others_low, others_high = _largest_other(low), _largest_other(high)
-        z = Interval.between(
-            (low / torch.maximum(low, others_high)) * (1 - 4 * EPSILON),
-            (high / torch.maximum(high, others_low)).mul(1 + 4 * EPSILON).clamp(max=1.0),
-        )
-        share = Interval.between(
-            (low > others_high).to(low.dtype), (high >= others_low).to(low.dtype)
-        )
-        return z, share
-    others = torch.ones(q, q, dtype=low.dtype) - torch.eye(q, dtype=low.dtype)
-    powers = rows.power(order)
-    power_low, power_high = powers.lower, powers.upper
-    rest_low = (power_low @ others) * (1 - (q + 4) * EPSILON)
-    rest_high = (power_high @ others) * (1 + (q + 4) * EPSILON)
-    share = Interval.between(
-        (power_low / (power_low + rest_high)) * (1 - 8 * EPSILON),
-        ((power_high / (power_high + rest_low)) * (1 + 8 * EPSILON)).clamp(max=1.0),
-    )
-    root = share.root(order)
-    return Interval.between(root.lower.clamp(min=0), root.upper.clamp(max=1.0)), share
-
-
-def _largest_other(values: Tensor) -> Tensor:
-    """For every entry of the last axis the largest of the others (0 when there is none)."""
-    if values.shape[-1] == 1:
-        return torch.zeros_like(values)
-    top = values.topk(2, dim=-1)
-    first = torch.arange(values.shape[-1]) == top.indices[..., :1]
-    return torch.where(first, top.values[..., 1:2], top.values[..., :1])
-
-
-MAP_GUARD = ROW_GUARD
-"""Generated maps of norm below this count as zero: a jump, across which nothing contracts."""
-
-
-def _norm(raw: Interval) -> Interval:
-    """(k, 1) ||A||_F."""
-    return raw.square().total(1).sqrt().view(-1, 1)
-
-
-def _jumps(raw: Interval) -> Tensor:
-    """(k,) whether the norm may be on either side of the guard within the box."""
-    norm = _norm(raw).view(-1)
-    return (norm.lower < MAP_GUARD * (1 + 1e-9)) & (norm.upper > MAP_GUARD * (1 - 1e-9))
-
-
-def _silent(raw: Interval) -> Tensor:
-    """(k, 1) whether the map is zero on the whole box."""
-    return _norm(raw).upper <= MAP_GUARD * (1 - 1e-9)
-
-
-def _unit(raw: Interval) -> Interval:
-    """F = A / ||A||_F, zero below the guard: the exact range of every entry, given the ranges of
-    all.
-
-    A_a / sqrt(A_a^2 + r) increases in A_a; it falls with r where A_a > 0 and grows where A_a < 0.
-    """
-    size = raw.shape[1]
-    others = torch.ones(size, size, dtype=raw.midpoint.dtype) - torch.eye(
-        size, dtype=raw.midpoint.dtype
-    )
-    rest_low = (raw.mignitude.square() @ others) * (1 - (size + 8) * EPSILON)
-    rest_high = (raw.magnitude.square() @ others) * (1 + (size + 8) * EPSILON)
-    low, high = raw.lower, raw.upper
-
-    def quotient(value: Tensor, rest: Tensor) -> Tensor:
-        return value / (value.square() + rest).sqrt().clamp(min=0.5 * MAP_GUARD)
-
-    lower = torch.where(low >= 0, quotient(low, rest_high), quotient(low, rest_low))
-    upper = torch.where(high >= 0, quotient(high, rest_low), quotient(high, rest_high))
-    slack = 16 * EPSILON
-    lower = (lower - slack * lower.abs()).clamp(min=-1.0, max=1.0)
-    upper = (upper + slack * upper.abs()).clamp(min=-1.0, max=1.0)
-    jumps, silent = _jumps(raw).unsqueeze(1), _silent(raw)
-    lower = torch.where(jumps, lower.clamp(max=0), lower).masked_fill(silent, 0.0)
-    upper = torch.where(jumps, upper.clamp(min=0), upper).masked_fill(silent, 0.0)
-    return Interval.between(lower, upper)
-
-
-def _projection(raw: Interval, unit: Interval) -> Interval:
-    """(k, m, m) the derivative (I - F F^T) / ||A||_F of the normalisation, zero where the map
-    is."""
-    size = raw.shape[1]
-    eye = Interval.point(
-        torch.eye(size, dtype=raw.midpoint.dtype).expand(len(raw.midpoint), size, size)
-    )
-    outer = unit.map(lambda t: t.unsqueeze(2)) * unit.map(lambda t: t.unsqueeze(1))
-    diagonal = torch.eye(size, dtype=torch.bool)
-    squares = unit.square()
-    outer = Interval(
-        torch.where(diagonal, torch.diag_embed(squares.midpoint), outer.midpoint),
-        torch.where(diagonal, torch.diag_embed(squares.radius), outer.radius),
-    )
-    norm = _norm(raw)
-    least, most = (
-        norm.lower.clamp(min=0.5 * MAP_GUARD).view(-1, 1, 1),
-        norm.upper.clamp(min=MAP_GUARD).view(-1, 1, 1),
-    )
-    silent = _silent(raw).unsqueeze(2)
-    return (eye - outer).divide_between(least, most).map(lambda t: t.masked_fill(silent, 0.0))

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from sheafdeq.certificates.cascade import joint_bounds
 from sheafdeq.certificates.certificate import Certificate, Level, Verdict
-from sheafdeq.certificates.rules import certify
+from sheafdeq.certificates.judgement import certify
 from sheafdeq.data.graph import Graph
 from sheafdeq.equilibrium import EquilibriumModel
 from sheafdeq.models.appnp import APPNP

@@ -26,10 +26,11 @@ from sheafdeq.certificates.certificate import (
     Metric,
     Verdict,
 )
-from sheafdeq.certificates.contraction import PLAIN
 from sheafdeq.certificates.examine import examine
 from sheafdeq.certificates.interval import scaled_up
-from sheafdeq.certificates.rules import Problem, rule
+from sheafdeq.certificates.problem import Problem
+from sheafdeq.certificates.rule import rule
+from sheafdeq.certificates.rules.pieces import PLAIN
 from sheafdeq.models.sheaf_relay import RelayContext, SheafRelay
 
 __all__ = ["gathering_depth", "sheaf_relay"]
@@ -39,7 +40,7 @@ ROUNDS = 100_000
 here."""
 
 
-@rule(SheafRelay, modules=PLAIN)
+@rule(SheafRelay, proof="Theorem 38", modules=PLAIN)
 @torch.no_grad()
 def sheaf_relay(problem: Problem) -> Certificate:
     """Theorem 38: a weighted sup norm in which the map contracts, or why none was found."""
