@@ -9,7 +9,6 @@ import torch
 
 from sheafdeq.certificates import Verdict, certify
 from sheafdeq.certificates.cascade import Joint, joint_bounds, level_rates
-from sheafdeq.certificates.collatz_wielandt import largest_eigenvalue
 from sheafdeq.certificates.jacobian import log_jacobian
 from sheafdeq.certificates.problem import EFFORTS, Problem
 from sheafdeq.data.graph import Graph
@@ -180,11 +179,3 @@ def test_the_certificate_tells_the_joint_rate_and_says_when_it_is_useless():
     assert "Proved besides:" in certificate.report()
     single = certify(SheafCascade(2, 2, 1, 2, levels=1), graph)
     assert "joint rate" not in single.proved
-
-
-def test_small_operators_have_eigenvalues_too():
-    for size in (1, 2, 3, 5):
-        matrix = torch.diag(torch.arange(1.0, size + 1, dtype=torch.float64))
-        value = largest_eigenvalue(lambda v, m=matrix: (m @ v.reshape(-1)).view(v.shape), (size, 1))
-        assert value == pytest.approx(size)
-    assert largest_eigenvalue(lambda v: v, (0, 4)) == 0.0

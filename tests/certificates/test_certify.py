@@ -35,6 +35,7 @@ from sheafdeq.certificates.examine import examine
 from sheafdeq.certificates.refute import prove_fixed_point
 from sheafdeq.certificates.rules.strong_attention import attention_norms
 from sheafdeq.certificates.sheaf_enclosure import SheafEnclosure
+from sheafdeq.constructions.counterexample import counterexample
 from sheafdeq.data.graph import Graph
 from sheafdeq.errors import InputError
 from sheafdeq.models.appnp import APPNP
@@ -47,7 +48,6 @@ from sheafdeq.models.sheaf_cascade import SheafCascade
 from sheafdeq.models.sheaf_deq import SheafDEQ
 from sheafdeq.models.strong_attention import StrongAttnDEQ
 from sheafdeq.models.strong_sheaf import StrongSheafDEQ
-from sheafdeq.theory.counterexample import counterexample
 
 FAST = Effort("fast", 300, 4, 4, 12, False)
 

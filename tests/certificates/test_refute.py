@@ -10,10 +10,10 @@ from sheafdeq.certificates import Certificate, Effort, Level, Verdict, Witness, 
 from sheafdeq.certificates.box import global_box
 from sheafdeq.certificates.refute import newton_step, prove_fixed_point
 from sheafdeq.certificates.sheaf_enclosure import SheafEnclosure
+from sheafdeq.constructions.counterexample import counterexample
 from sheafdeq.data.graph import Graph
 from sheafdeq.models.graph_attn_deq import GraphAttnDEQ
 from sheafdeq.models.ignn import IGNN
-from sheafdeq.theory.counterexample import counterexample
 
 FAST = Effort("fast", 300, 4, 4, 12, False)
 

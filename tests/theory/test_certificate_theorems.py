@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from theory_tools import SLACK, generator, log_jacobian, log_norm, normal, positive, thompson
 
-from sheafdeq.theory.counterexample import counterexample
+from sheafdeq.constructions.counterexample import counterexample
 
 seeds = st.integers(0, 10**6)
 

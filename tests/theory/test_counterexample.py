@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from theory_tools import SLACK, generator, log_norm, positive, random_graph, thompson, violates
 
+from sheafdeq.constructions.counterexample import channel_difference, counterexample
 from sheafdeq.data.graph import Graph
 from sheafdeq.errors import InputError
 from sheafdeq.models.sheaf_deq import SheafDEQ
 from sheafdeq.theory.coefficients import mu
-from sheafdeq.theory.counterexample import channel_difference, counterexample
 
 seeds = st.integers(0, 10**6)
 

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from theory_tools import generator, positive, random_graph
 
+from sheafdeq.constructions import signed_separation
+from sheafdeq.constructions.separation import sign_vectors, signed_permutation
 from sheafdeq.data.graph import Graph
 from sheafdeq.errors import InputError
-from sheafdeq.theory import signed_separation
-from sheafdeq.theory.separation import sign_vectors, signed_permutation
 
 seeds = st.integers(0, 10**6)
 

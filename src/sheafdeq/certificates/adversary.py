@@ -25,10 +25,10 @@ from torch import Tensor, nn
 
 from sheafdeq.certificates.certificate import Verdict
 from sheafdeq.certificates.draws import draw_problem
+from sheafdeq.constructions.counterexample import BIFURCATION, counterexample
 from sheafdeq.data.graph import Graph
 from sheafdeq.equilibrium import EquilibriumModel
 from sheafdeq.models.ignn import IGNN
-from sheafdeq.theory.counterexample import BIFURCATION, counterexample
 
 __all__ = ["ATTACKS", "Attack", "draw_attack"]
 

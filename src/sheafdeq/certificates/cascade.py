@@ -42,8 +42,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sheafdeq.certificates.collatz_wielandt import largest_eigenvalue, spectral_norm_bound
+from sheafdeq.certificates.collatz_wielandt import spectral_norm_bound
 from sheafdeq.certificates.problem import Problem
+from sheafdeq.diagnostics.eigenvalue import largest_eigenvalue
 from sheafdeq.models.sheaf_cascade import MAP_SOFTENING, Level, Sheaf, SheafCascade
 from sheafdeq.ops.gated_step import pack, product
 from sheafdeq.recurrence import Incidence
@@ -270,7 +271,8 @@ def level_rates(problem: Problem, state: Tensor, directions: int = 4) -> dict[st
         sheaf = model.sheaf(level, below, context)
         row, operator = _log_operator(model, model._level(level), sheaf, own, incidence)
         rates.append(float(row.max()) if row.numel() else 0.0)
-        radius = max(radius, largest_eigenvalue(operator, own.shape))
+        found = largest_eigenvalue(operator, own.shape, tolerance=1e-4, max_restarts=300)
+        radius = max(radius, found.radius)
         if below is not None:
             image = model.level_map(level, sheaf, context)(own)
             moved = []

@@ -8,24 +8,20 @@ proposal costs tightness, never truth.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from scipy.sparse.linalg import ArpackError, ArpackNoConvergence, LinearOperator, eigs
 from torch import Tensor
 
 from sheafdeq.certificates.blocks import BlockMatrix
 from sheafdeq.certificates.interval import EPSILON, TINY, scaled_up
+from sheafdeq.diagnostics.eigenvalue import largest_eigenvalue
 
 __all__ = [
     "PerronBounds",
     "block_norms",
     "collatz_wielandt",
     "damped_weights",
-    "largest_eigenvalue",
     "spectral_norm_bound",
     "spectral_radius_estimate",
 ]
@@ -159,56 +155,9 @@ def block_norms(matrix: BlockMatrix, norm: str, weights: Tensor | None = None) -
     return BlockMatrix(matrix.incidence, own.view(-1, 1, 1), edge.view(-1, 1, 1))
 
 
-def spectral_radius_estimate(matrix: BlockMatrix, *, iterations: int = 300) -> float:
-    """An ESTIMATE of the largest |eigenvalue| of J (Arnoldi, dense for small matrices): it never
-    enters a certificate."""
-    n, c = matrix.own.shape[:2]
-    size = n * c
-    if size == 0:
-        return 0.0
+def spectral_radius_estimate(matrix: BlockMatrix) -> float:
+    """An ESTIMATE of the largest |eigenvalue| of J: it never enters a certificate."""
     if not bool(torch.isfinite(matrix.own).all() and torch.isfinite(matrix.edge).all()):
         return float("nan")
-    if size <= 400:
-        return float(torch.linalg.eigvals(matrix.to_dense()).abs().max())
-
-    return largest_eigenvalue(matrix.apply, (n, c), iterations=iterations)
-
-
-def largest_eigenvalue(
-    apply: Callable[[Tensor], Tensor], shape: tuple[int, int] | torch.Size, *, iterations: int = 300
-) -> float:
-    """An ESTIMATE of the largest |eigenvalue| of a real linear map of float64 tensors of ``shape``,
-    by Arnoldi; nan if it fails."""
-    size = math.prod(shape)
-    if size == 0:
-        return 0.0
-    if size <= 3:  # too small for Arnoldi
-        basis = torch.eye(size, dtype=torch.float64)
-        return float(
-            torch.linalg.eigvals(
-                torch.stack([apply(row.view(shape)).reshape(-1) for row in basis], 1)
-            )
-            .abs()
-            .max()
-        )
-
-    def numbers(x: np.ndarray) -> np.ndarray:
-        return apply(torch.from_numpy(np.ascontiguousarray(x)).view(shape)).reshape(-1).numpy()
-
-    operator = LinearOperator((size, size), matvec=numbers, dtype=np.float64)
-    start = np.random.default_rng(0).standard_normal(size)
-    try:
-        values = eigs(
-            operator,
-            k=min(2, size - 2),
-            which="LM",
-            v0=start,
-            maxiter=iterations,
-            tol=1e-4,
-            return_eigenvectors=False,
-        )
-    except ArpackNoConvergence as error:
-        values = error.eigenvalues
-    except ArpackError:
-        values = np.empty(0)
-    return float(np.abs(values).max()) if len(values) else float("nan")
+    found = largest_eigenvalue(matrix.apply, matrix.own.shape[:2], tolerance=1e-4, max_restarts=300)
+    return found.radius

@@ -13,20 +13,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from scipy.sparse.linalg import ArpackError, LinearOperator, eigs
 from torch import Tensor
 
 from sheafdeq.data.graph import Graph
+from sheafdeq.diagnostics.eigenvalue import largest_eigenvalue
 from sheafdeq.diagnostics.measure import json_number
 from sheafdeq.distances import RELATIVE_SUP
 from sheafdeq.equilibrium import EquilibriumModel
 from sheafdeq.errors import InputError
 
 __all__ = ["Spectrum", "spectral_radius"]
-
-_DENSE = 256  # Jacobians up to this size are formed in full
 
 
 @dataclass(frozen=True)
@@ -91,51 +88,18 @@ def spectral_radius(
 def _examine(
     point: Tensor, image: Tensor, residual: float, tolerance: float, max_restarts: int, seed: int
 ) -> Spectrum:
-    size = point.numel()
-    if size == 0 or not image.requires_grad:
+    if point.numel() == 0 or not image.requires_grad:
         return Spectrum(0.0, 0j, "dense", True, 0, residual)
-    products = 0
 
-    def transposed(vector: np.ndarray) -> np.ndarray:
-        nonlocal products
-        products += 1
-        cotangent = torch.from_numpy(np.ascontiguousarray(vector)).to(point).view_as(point)
+    def transposed(vector: Tensor) -> Tensor:
         (gradient,) = torch.autograd.grad(
-            image, point, cotangent, retain_graph=True, allow_unused=True
+            image, point, vector.to(point), retain_graph=True, allow_unused=True
         )
-        return np.zeros(size) if gradient is None else gradient.reshape(-1).double().numpy()
+        return torch.zeros_like(vector) if gradient is None else gradient.double()
 
-    if size <= _DENSE:
-        jacobian = np.stack([transposed(row) for row in np.eye(size)])
-        values = np.linalg.eigvals(jacobian)
-        value = complex(values[np.abs(values).argmax()])
-        return Spectrum(abs(value), value, "dense", True, products, residual)
-    operator = LinearOperator(
-        (size, size), matvec=lambda v: transposed(v.ravel()), dtype=np.float64
+    found = largest_eigenvalue(
+        transposed, point.shape, tolerance=tolerance, max_restarts=max_restarts, seed=seed
     )
-    start = np.random.default_rng(seed).standard_normal(size)
-    converged = True
-    try:
-        values = eigs(
-            operator,
-            k=1,
-            which="LM",
-            tol=tolerance,
-            maxiter=max_restarts,
-            v0=start,
-            return_eigenvectors=False,
-        )
-    except ArpackError as error:
-        # No convergence, or a map so degenerate (zero, nilpotent) that the iteration cannot start.
-        values, converged = getattr(error, "eigenvalues", np.empty(0)), False
-    if len(values) == 0:
-        vector, growth = start / np.linalg.norm(start), 0.0
-        for _ in range(50):
-            vector = transposed(vector)
-            growth = float(np.linalg.norm(vector))
-            if growth == 0:
-                break
-            vector /= growth
-        return Spectrum(growth, None, "power", growth == 0, products, residual)
-    value = complex(values[np.abs(values).argmax()])
-    return Spectrum(abs(value), value, "arnoldi", converged, products, residual)
+    return Spectrum(
+        found.radius, found.value, found.method, found.converged, found.products, residual
+    )
