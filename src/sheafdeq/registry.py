@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, get_type_hints
 
 from sheafdeq.equilibrium import GraphModel
 from sheafdeq.errors import InputError, OptionError
@@ -27,8 +28,9 @@ from sheafdeq.models.sheaf_relay import SheafRelay
 from sheafdeq.models.strong_attention import StrongAttnDEQ
 from sheafdeq.models.strong_sheaf import StrongSheafDEQ
 from sheafdeq.options import Limits, OptionType, check_options, option_types, unknown_name
+from sheafdeq.user_models import installed_names, use_model, user_class
 
-__all__ = ["COMMUNITY", "MODELS", "ModelSpec", "Shape", "build_model", "model_spec"]
+__all__ = ["COMMUNITY", "MODELS", "ModelSpec", "Shape", "build_model", "model_spec", "use_model"]
 
 
 _LARGEST_SIZES = {
@@ -76,15 +78,42 @@ of the real two."""
 
 @dataclass(frozen=True)
 class Builder:
-    """Sizes and options in, a model out; the constructor it calls says which types the options
-    have."""
+    """Sizes and options in, a model out. The constructor's signature says which options there are,
+    with which defaults and types."""
 
     constructor: type[GraphModel]
-    build: Callable[[Shape, dict[str, Any]], GraphModel]
+    sizes: Mapping[str, str]  # parameter -> field of Shape
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    hidden: tuple[str, ...] = ()  # parameters that are no options
+    different: Mapping[str, Any] = field(default_factory=dict)  # defaults unlike the constructor's
+    edge_switch: bool = False  # option edge_features: whether the task's are taken
 
     def __call__(self, shape: Shape, options: dict[str, Any]) -> GraphModel:
-        """Build the model; ``options`` is the builder's to change."""
-        return self.build(shape, options)
+        """Build the model. A size that is an option too is the task's where the option is None."""
+        arguments = {name: getattr(shape, size) for name, size in self.sizes.items()}
+        if self.edge_switch and not options.pop("edge_features"):
+            arguments["edge_dim"] = None
+        arguments |= {
+            name: value
+            for name, value in options.items()
+            if value is not None or name not in self.sizes
+        }
+        return self.constructor(**arguments, **self.fixed)
+
+    def options(self) -> dict[str, Any]:
+        """Every option with its default, as JSON writes it."""
+        signature = inspect.signature(self.constructor.__init__)
+        hints = get_type_hints(self.constructor.__init__)
+        found: dict[str, Any] = {}
+        for name, parameter in signature.parameters.items():
+            default = self.different.get(name, parameter.default)
+            taken = (name in self.sizes and name not in self.different) or name in self.fixed
+            if taken or name in (*self.hidden, "solver") or default is inspect.Parameter.empty:
+                continue
+            if hints.get(name) is float and isinstance(default, int):
+                default = float(default)
+            found[name] = list(default) if isinstance(default, tuple) else default
+        return {**found, "edge_features": True} if self.edge_switch else found
 
 
 _LARGEST_OPTIONS = {
@@ -110,8 +139,6 @@ class ModelSpec:
     title: str  # as printed in tables
     family: str  # configurations of one family compete for one row of the compact table
     build: Builder
-    # every option with its default; others are errors
-    options: Mapping[str, Any] = field(default_factory=dict)
     grid: tuple[Mapping[str, Any], ...] = ({},)  # the configurations of the paper's full table
     propagation: str = ""
     well_posedness: str = ""
@@ -122,61 +149,23 @@ class ModelSpec:
     in_paper: bool = True
 
     @cached_property
+    def options(self) -> dict[str, Any]:
+        """Every option with its default; others are errors."""
+        return self.build.options()
+
+    @cached_property
     def types(self) -> dict[str, OptionType]:
         """The values every option takes, from the constructor's annotations."""
         return option_types(self.build.constructor.__init__, self.options, _LARGEST_OPTIONS)
 
 
 _SHIFTS = tuple({"shift": shift} for shift in (1.2, 1.3, 1.4, 1.6))
-_SHEAF_OPTIONS = {"shift": 1.3, "norm_order": 2.0, "gradient": "unrolled"}
-
-
-def _stalked(
-    model: type[GraphModel], *, steps: bool = False, edges: bool = False, **fixed: Any
-) -> Builder:
-    """A builder for models sized by (d, q): stalks or heads."""
-
-    def build(shape: Shape, options: dict[str, Any]) -> GraphModel:
-        sizes: dict[str, Any] = {"steps": shape.steps} if steps else {}
-        if edges and options.pop("edge_features", True):
-            sizes["edge_dim"] = shape.edge_dim
-        sizes |= {**options, **fixed}
-        return model(
-            shape.in_channels, shape.out_channels, shape.stalk_dim, shape.channels, **sizes
-        )
-
-    return Builder(model, build)
-
-
-def _wide(model: type[GraphModel], *, steps: str | None = None) -> Builder:
-    """A builder for models sized by c alone; ``steps`` names the argument that takes K, if there is
-    one."""
-
-    def build(shape: Shape, options: dict[str, Any]) -> GraphModel:
-        sizes = {**({steps: shape.steps} if steps else {}), **options}
-        return model(shape.in_channels, shape.out_channels, shape.width, **sizes)
-
-    return Builder(model, build)
-
-
-def _energy(shape: Shape, options: dict[str, Any]) -> EnergyGNN:
-    """EnergyGNN has a state width of its own."""
-    edge_dim = shape.edge_dim if options.pop("edge_features") else None
-    return EnergyGNN(shape.in_channels, shape.out_channels, edge_dim=edge_dim, **options)
-
-
-def _cascade(shape: Shape, options: dict[str, Any]) -> SheafCascade:
-    """The cascade's horizon is levels * level_steps; ``channels`` replaces the task's q for each
-    level."""
-    channels = options.pop("channels") or shape.channels
-    return SheafCascade(
-        shape.in_channels,
-        shape.out_channels,
-        shape.stalk_dim,
-        channels,
-        edge_dim=shape.edge_dim,
-        **options,
-    )
+_ENDS = {"in_channels": "in_channels", "out_channels": "out_channels"}
+_WIDE = {**_ENDS, "width": "width"}
+_STALKS = {**_ENDS, "stalk_dim": "stalk_dim", "channels": "channels"}
+_HEADS = {**_ENDS, "heads": "stalk_dim", "channels": "channels"}
+_STEPS = {"steps": "steps"}
+_EDGES = {"edge_dim": "edge_dim"}
 
 
 _SPECS = (
@@ -184,8 +173,7 @@ _SPECS = (
         "mlp",
         "MLP",
         "mlp",
-        _wide(MLP, steps="layers"),
-        {"dropout": 0.5},
+        Builder(MLP, {**_WIDE, "layers": "steps"}),
         propagation="none",
         well_posedness="not required",
         gradient="backpropagation",
@@ -196,8 +184,7 @@ _SPECS = (
         "appnp",
         "APPNP",
         "appnp",
-        _wide(APPNP, steps="steps"),
-        {"alpha": 0.1, "dropout": 0.5, "gradient": "unrolled"},
+        Builder(APPNP, _WIDE | _STEPS, hidden=("shift",)),
         propagation="graph convolution",
         well_posedness="contraction of rate 1 - alpha",
         gradient="unrolled differentiation",
@@ -208,8 +195,7 @@ _SPECS = (
         "appnp-tanh",
         "APPNP, shifted tanh",
         "appnp",
-        _wide(APPNP, steps="steps"),
-        {"alpha": 0.1, "shift": 1.25, "dropout": 0.5, "gradient": "unrolled"},
+        Builder(APPNP, _WIDE | _STEPS, different={"shift": 1.25}),
         ({"shift": 1.25}, {"shift": 1.65}),
         propagation="graph convolution",
         well_posedness="contraction of rate 1 - alpha (tanh is 1-Lipschitz); positive "
@@ -222,8 +208,7 @@ _SPECS = (
         "ignn",
         "IGNN",
         "ignn",
-        _wide(IGNN),
-        {"kappa": 0.9, "steps": 50, "tolerance": 1e-6, "gradient": "implicit"},
+        Builder(IGNN, _WIDE),
         propagation="graph convolution",
         well_posedness="projected weight norm",
         gradient="implicit differentiation",
@@ -234,8 +219,7 @@ _SPECS = (
         "eignn",
         "EIGNN",
         "eignn",
-        _wide(EIGNN),
-        {"gamma": 0.9, "self_loops": False, "normalise": False, "max_nodes": 10_000},
+        Builder(EIGNN, _WIDE, hidden=("steps", "gradient")),
         propagation="graph convolution",
         well_posedness="norm-bounded positive semidefinite mixing",
         gradient="closed-form adjoint",
@@ -246,17 +230,7 @@ _SPECS = (
         "energygnn",
         "EnergyGNN",
         "energygnn",
-        Builder(EnergyGNN, _energy),
-        {
-            "state_width": 7,
-            "hidden": 4,
-            "message_width": 2,
-            "beta": 0.04,
-            "activation": "softplus",
-            "edge_features": True,
-            "steps": 200,
-            "tolerance": 1e-5,
-        },
+        Builder(EnergyGNN, _ENDS | _EDGES, edge_switch=True),
         propagation="edge energy",
         well_posedness="strongly convex energy",
         gradient="implicit differentiation",
@@ -267,14 +241,7 @@ _SPECS = (
         "graph-attn-deq",
         "GraphAttnDEQ",
         "graph-attn-deq",
-        _stalked(GraphAttnDEQ, steps=True, edges=True),
-        {
-            "shift": 1.3,
-            "pre_norm": False,
-            "norm_order": 2.0,
-            "edge_features": True,
-            "gradient": "unrolled",
-        },
+        Builder(GraphAttnDEQ, _HEADS | _STEPS | _EDGES, edge_switch=True),
         _SHIFTS,
         "graph attention",
         "not provided",
@@ -286,8 +253,7 @@ _SPECS = (
         "loop-transformer",
         "Loop Transformer",
         "loop-transformer",
-        _stalked(LoopTransformer, steps=True, edges=True),
-        {"dropout": 0.1, "edge_features": True, "gradient": "unrolled"},
+        Builder(LoopTransformer, _HEADS | _STEPS | _EDGES, edge_switch=True),
         propagation="graph attention",
         well_posedness="not provided",
         gradient="unrolled differentiation",
@@ -298,8 +264,7 @@ _SPECS = (
         "sheafdeq",
         "SheafDEQ",
         "sheafdeq",
-        _stalked(SheafDEQ, steps=True, edges=True, pre_norm=True),
-        _SHEAF_OPTIONS,
+        Builder(SheafDEQ, _STALKS | _STEPS | _EDGES, {"pre_norm": True}),
         _SHIFTS,
         "adaptive sheaf propagation",
         "measured and certified per model (the published theorem has a counterexample)",
@@ -311,8 +276,7 @@ _SPECS = (
         "sheafdeq-no-norm",
         "SheafDEQ without pre-norm (ablation)",
         "sheafdeq-no-norm",
-        _stalked(SheafDEQ, steps=True, edges=True, pre_norm=False),
-        _SHEAF_OPTIONS,
+        Builder(SheafDEQ, _STALKS | _STEPS | _EDGES, {"pre_norm": False}),
         _SHIFTS,
         "adaptive sheaf propagation",
         "not provided",
@@ -324,15 +288,7 @@ _SPECS = (
         "strong-sheaf",
         "Strong SheafDEQ",
         "strong-sheaf",
-        _stalked(StrongSheafDEQ, steps=True, edges=True),
-        {
-            "shift": 1.6,
-            "gate": "rational",
-            "rate": 0.95,
-            "hidden": 32,
-            "gain": 1.0,
-            "gradient": "unrolled",
-        },
+        Builder(StrongSheafDEQ, _STALKS | _STEPS | _EDGES),
         propagation="adaptive sheaf propagation",
         well_posedness="strong subhomogeneity, for every weight",
         gradient="unrolled differentiation",
@@ -343,15 +299,7 @@ _SPECS = (
         "strong-attention",
         "Strong GraphAttnDEQ",
         "strong-attention",
-        _stalked(StrongAttnDEQ, steps=True, edges=True),
-        {
-            "shift": 1.6,
-            "gate": "rational",
-            "rate": 0.95,
-            "hidden": 32,
-            "gain": 1.0,
-            "gradient": "unrolled",
-        },
+        Builder(StrongAttnDEQ, _HEADS | _STEPS | _EDGES),
         propagation="normalised graph attention",
         well_posedness="strong subhomogeneity, for every weight",
         gradient="unrolled differentiation",
@@ -362,23 +310,7 @@ _SPECS = (
         "sheaf-cascade",
         "Sheaf Cascade",
         "sheaf-cascade",
-        Builder(SheafCascade, _cascade),
-        {
-            "levels": 8,
-            "level_steps": 8,
-            "training_steps": [],
-            "channels": None,
-            "tied": True,
-            "shift": 1.4,
-            "gate": "balance",
-            "hidden": 24,
-            "edge_hidden": 24,
-            "gain": 0.2,
-            "feature_noise": 0.0,
-            "edge_dropout": 0.0,
-            "differences": True,
-            "gradient": "unrolled",
-        },
+        Builder(SheafCascade, _STALKS | _EDGES, different={"channels": None}),
         propagation="adaptive sheaf propagation, level by level",
         well_posedness="strong subhomogeneity, for every weight",
         gradient="unrolled differentiation",
@@ -389,16 +321,7 @@ _SPECS = (
         "sheaf-relay",
         "Sheaf Relay",
         "sheaf-relay",
-        _stalked(SheafRelay, edges=True),
-        {
-            "hidden": 16,
-            "transport": "free",
-            "core_rate": 0.9,
-            "max_degree": 64,
-            "steps": 1000,
-            "tolerance": 1e-6,
-            "gradient": "unrolled",
-        },
+        Builder(SheafRelay, _STALKS | _EDGES),
         propagation="transport along paths that do not turn back",
         well_posedness="acyclic outside the 2-core, contraction inside, for every weight",
         gradient="unrolled differentiation",
@@ -409,8 +332,7 @@ _SPECS = (
         "dnsd",
         "DNSD",
         "dnsd",
-        _stalked(DNSD),
-        {"maps": "diagonal", "activation": "tanh", "gate": False, "layers": 12},
+        Builder(DNSD, _STALKS),
         tuple(
             {"maps": maps, "activation": activation}
             for maps in ("diagonal", "full")
@@ -426,8 +348,7 @@ _SPECS = (
         "nsd",
         "Neural Sheaf Diffusion",
         "nsd",
-        _stalked(NeuralSheafDiffusion),
-        {"maps": "diagonal", "layers": 4, "dropout": 0.0},
+        Builder(NeuralSheafDiffusion, _STALKS),
         tuple({"maps": maps} for maps in ("diagonal", "full", "orthogonal")),
         "sheaf Laplacian, untied layers",
         "not required",
@@ -439,8 +360,7 @@ _SPECS = (
         "gcn",
         "GCN",
         "gcn",
-        _wide(GCN),
-        {"layers": 2, "dropout": 0.5},
+        Builder(GCN, _WIDE),
         propagation="graph convolution",
         well_posedness="not required",
         gradient="backpropagation",
@@ -451,8 +371,7 @@ _SPECS = (
         "gat",
         "GAT",
         "gat",
-        _stalked(GAT),
-        {"layers": 2, "dropout": 0.5},
+        Builder(GAT, _HEADS),
         propagation="graph attention",
         well_posedness="not required",
         gradient="backpropagation",
@@ -464,11 +383,44 @@ _SPECS = (
 MODELS: dict[str, ModelSpec] = {spec.name: spec for spec in _SPECS}
 
 
+_USERS: dict[tuple[str, type[GraphModel]], ModelSpec] = {}
+
+
 def model_spec(name: str) -> ModelSpec:
-    """Look a model up by name."""
-    if name not in MODELS:
-        raise unknown_name("there is no model", name, MODELS)
-    return MODELS[name]
+    """Look a model up by name: the package's, an installed one, or ``package.module:Class``
+    (:mod:`sheafdeq.user_models`)."""
+    if name in MODELS:
+        return MODELS[name]
+    found = user_class(name)
+    if found is None:
+        raise unknown_name("there is no model", name, [*MODELS, *installed_names()])
+    if (name, found) not in _USERS:
+        _USERS[name, found] = _user_spec(name, found)
+    return _USERS[name, found]
+
+
+def _user_spec(name: str, constructor: type[GraphModel]) -> ModelSpec:
+    """What the signature says: a parameter without a default is the task's to give, the others are
+    options; ``edge_dim`` is always the task's."""
+    known = {field.name: field.name for field in fields(Shape)} | {
+        "width": "width",
+        "heads": "stalk_dim",
+    }
+    sizes = {}
+    for key, parameter in inspect.signature(constructor.__init__).parameters.items():
+        if key == "self" or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            continue
+        if key in (*_ENDS, *_EDGES) or parameter.default is parameter.empty:
+            if key not in known:
+                raise OptionError(
+                    f"model {name}: its constructor needs {key!r}, which no task gives: give it "
+                    f"a default (a task gives {', '.join(known)})"
+                )
+            sizes[key] = known[key]
+    if not set(_ENDS) <= set(sizes):
+        raise OptionError(f"model {name}: its constructor must take in_channels and out_channels")
+    title = constructor.__name__
+    return ModelSpec(name, title, name, Builder(constructor, sizes), in_paper=False)
 
 
 def build_model(name: str, shape: Shape, **options: Any) -> GraphModel:

@@ -32,6 +32,14 @@ def build_parser() -> argparse.ArgumentParser:
         "asynchronously.",
     )
     parser.add_argument("--version", action="version", version=f"sheafdeq {sheafdeq.__version__}")
+    parser.add_argument(
+        "--user-model",
+        metavar="MODULE:CLASS",
+        action="append",
+        default=[],
+        help="allow a model of your own, my_models:MyModel, to be imported (repeatable; before "
+        "the command)",
+    )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     for module_info in sorted(pkgutil.iter_modules(__path__), key=lambda info: info.name):
         module = importlib.import_module(f"{__name__}.{module_info.name}")
@@ -54,6 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     try:
+        if options.user_model:
+            from sheafdeq.user_models import use_model
+
+            for place in options.user_model:
+                use_model(place)
         return int(options.run(options) or 0)
     except BrokenPipeError:  # the reader (head, less) went away: not our failure
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - lives until the process ends

@@ -177,8 +177,10 @@ def _load(name: str, options: Any) -> tuple[Any, Any, dict[str, Any]]:
     from sheafdeq.cli.subject import load_subject, one_graph
     from sheafdeq.data.catalogue import load_task
     from sheafdeq.records import RECORD_FILE
-    from sheafdeq.registry import MODELS, Shape, build_model
+    from sheafdeq.registry import MODELS, Shape, build_model, use_model
     from sheafdeq.training.checkpoint import load_model
+    from sheafdeq.training.store import safe_name
+    from sheafdeq.user_models import installed_names
 
     path = Path(name)
     if (path / RECORD_FILE).is_file() and options.task is None and options.level is None:
@@ -208,7 +210,9 @@ def _load(name: str, options: Any) -> tuple[Any, Any, dict[str, Any]]:
     if path.exists():
         model: Any = load_model(path)
         title = f"checkpoint {path.name}"
-    elif name in MODELS:
+    elif name in MODELS or ":" in name or name in installed_names():
+        if ":" in name:
+            use_model(name)  # it was named on the command line
         d = task.dimensions
         shape = Shape(
             split.graph.x.shape[1],
@@ -228,12 +232,12 @@ def _load(name: str, options: Any) -> tuple[Any, Any, dict[str, Any]]:
     level = "" if task.level is None else f"-{task.level}"
     facts = {
         "subject": title,
-        "model": name if name in MODELS else type(model).__name__,
+        "model": type(model).__name__ if path.exists() else name,
         "run": None,
         "seed": options.seed,
         "task": task.title,
         "part": part,
-        "file": f"{task.name}{level}-{path.name}-seed{options.seed}",
+        "file": safe_name(f"{task.name}{level}-{path.name}-seed{options.seed}"),
     }
     return model, split.graph, facts
 

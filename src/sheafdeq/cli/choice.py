@@ -109,7 +109,7 @@ def choice_of(options: argparse.Namespace) -> Choice:
 
     pairs = []
     for text in options.checkpoints:
-        model, colon, seed = text.partition(":")
+        model, colon, seed = text.rpartition(":")
         if not colon or not seed.isdecimal():
             raise UsageError(
                 f"--checkpoints takes MODEL:SEED such as {PAPER_CHECKPOINTS[0]}, got {text!r}"

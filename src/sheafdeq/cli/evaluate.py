@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sheafdeq.cli.arguments import whole_number
 from sheafdeq.errors import RecordError, SheafDEQError, UsageError
 
 if TYPE_CHECKING:
@@ -83,7 +84,9 @@ def configure(commands: Any) -> None:
         default="test",
         help="what to score (default test)",
     )
-    parser.add_argument("--threads", type=int, help="threads of torch (default: torch's own)")
+    parser.add_argument(
+        "--threads", type=whole_number(1, 1024), help="threads of torch (default: torch's own)"
+    )
     parser.add_argument(
         "--out",
         metavar="DIR",

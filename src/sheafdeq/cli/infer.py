@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sheafdeq.cli.arguments import whole_number
 from sheafdeq.errors import DataError, InputError, UsageError
 
 if TYPE_CHECKING:
@@ -87,7 +88,12 @@ def configure(commands: Any) -> None:
         metavar="HOST:PORT",
         help="a Ray cluster that is running (else one is started here)",
     )
-    where.add_argument("--threads", type=int, default=1, help="threads of every worker (default 1)")
+    where.add_argument(
+        "--threads",
+        type=whole_number(1, 1024),
+        default=1,
+        help="threads of every worker (default 1)",
+    )
     how = parser.add_argument_group("solving")
     how.add_argument(
         "--mode",
@@ -172,7 +178,7 @@ def run(options: argparse.Namespace) -> int:
     from sheafdeq.solvers import Picard
 
     _check_output(options)
-    torch.set_num_threads(max(1, options.threads))
+    torch.set_num_threads(options.threads)
     subject = load_subject(
         Path(options.run_directory), options.split, options.graph, double=options.double
     )
@@ -232,8 +238,6 @@ def _check_output(options: argparse.Namespace) -> None:
         raise UsageError("--nodes and --edges go together")
     if options.ray_address and options.engine != "ray":
         raise UsageError("--ray-address goes with --engine ray")
-    if options.threads < 1:
-        raise UsageError(f"--threads must be at least 1, got {options.threads}")
     if options.horizon is not None and options.mode == "async":
         raise UsageError("--horizon counts synchronous steps: use --mode sync, or --steps")
 

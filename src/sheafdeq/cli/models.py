@@ -48,18 +48,19 @@ def configure(commands: Any) -> None:
 def model_names() -> list[str]:
     """Every name, for the shell."""
     from sheafdeq.registry import MODELS
+    from sheafdeq.user_models import installed_names
 
-    return list(MODELS)
+    return [*MODELS, *(name for name in installed_names() if name not in MODELS)]
 
 
 def table(names: list[str] | None = None) -> list[dict[str, Any]]:
     """One row for each model and map type, in the order of the registry."""
-    from sheafdeq.registry import COMMUNITY, MODELS, build_model
+    from sheafdeq.registry import COMMUNITY, build_model, model_spec
 
     rows = []
-    for spec in MODELS.values():
-        if names and spec.name not in names:
-            continue
+    for spec in [model_spec(name) for name in model_names() if not names or name in names] + [
+        model_spec(name) for name in names or () if name not in model_names()
+    ]:
         kinds = list(
             dict.fromkeys(options["maps"] for options in spec.grid if "maps" in options)
         ) or [""]
@@ -92,9 +93,11 @@ def table(names: list[str] | None = None) -> list[dict[str, Any]]:
 
 def run(options: argparse.Namespace) -> int:
     """Print the table."""
-    from sheafdeq.registry import MODELS, model_spec
+    from sheafdeq.registry import MODELS, model_spec, use_model
 
     for name in options.names:
+        if ":" in name:
+            use_model(name)  # it was named on the command line
         model_spec(name)
     rows = table(options.names)
     if options.json:
@@ -131,15 +134,12 @@ def run(options: argparse.Namespace) -> int:
             print(f"\n{MODELS[name].title}: {note}.", end="")
     print()
     for name in options.names:
-        spec = MODELS[name]
+        spec = model_spec(name)
         print(
             f"\n{name} options: "
             + ", ".join(f"{key}={value!r}" for key, value in spec.options.items())
         )
         for key, kind in spec.types.items():
             print(f"  {key}: {kind.words}")
-        print(
-            f"{name} grid of the paper: "
-            + "; ".join(str(dict(entry)) for entry in MODELS[name].grid)
-        )
+        print(f"{name} grid of the paper: " + "; ".join(str(dict(entry)) for entry in spec.grid))
     return 0

@@ -52,7 +52,11 @@ def configure(commands: Any) -> None:
         default=[],
         help="a task option; may be repeated",
     )
-    model: Any = parser.add_argument("--model", help="model name (see `sheafdeq models`)")
+    model: Any = parser.add_argument(
+        "--model",
+        metavar="NAME|MODULE:CLASS",
+        help="model name (see `sheafdeq models`), or a class of your own, my_models:MyModel",
+    )
     model.completer = names_of(model_names)
     parser.add_argument(
         "--set",
@@ -174,6 +178,10 @@ def _values(options: argparse.Namespace) -> dict[str, Any]:
     from sheafdeq.training.config import read_toml
     from sheafdeq.training.recipe import with_recipe
 
+    if options.model is not None and ":" in options.model:
+        from sheafdeq.user_models import use_model
+
+        use_model(options.model)  # it was named on the command line
     values: dict[str, Any] = read_toml(Path(options.config)) if options.config else {}
     for key in ("task", "model"):
         if isinstance(values.get(key), str):

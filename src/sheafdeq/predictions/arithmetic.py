@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sheafdeq.certificates.interval import EPSILON, TINY, Interval, scaled_up
-from sheafdeq.certificates.sheaf_enclosure import Slope
+from sheafdeq.certificates.slope import Slope
 
 __all__ = [
     "EPSILON",

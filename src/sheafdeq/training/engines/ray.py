@@ -33,6 +33,7 @@ from sheafdeq.training.run_identity import Identity
 from sheafdeq.training.store import LOCKS_VARIABLE, RunStore, locks_wanted
 from sheafdeq.training.sweep import Budget, Entry, deadline_of
 from sheafdeq.training.version import CODE_VERSION_VARIABLE
+from sheafdeq.user_models import VARIABLE as MODELS_VARIABLE
 
 __all__ = ["run_ray"]
 
@@ -168,7 +169,7 @@ def _import_ray() -> Any:
 
 def _start(ray: Any, jobs: int, address: str | None) -> None:
     variables = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    for name in (CODE_VERSION_VARIABLE, LOCKS_VARIABLE):
+    for name in (CODE_VERSION_VARIABLE, LOCKS_VARIABLE, MODELS_VARIABLE, "PYTHONPATH"):
         if name in os.environ:
             variables[name] = os.environ[name]
     options: dict[str, Any] = {
