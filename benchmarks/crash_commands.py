@@ -82,7 +82,7 @@ def load_everything() -> None:
     for module in pkgutil.walk_packages(package.__path__, "sheafdeq."):
         if not module.name.endswith(("__main__", "_native")):
             importlib.import_module(module.name)
-    from sheafdeq.cli.certify import certificate_code
+    from sheafdeq.cli.certificate_records import certificate_code
     from sheafdeq.registry import COMMUNITY, build_model
     from sheafdeq.training.config import TrainingConfig
     from sheafdeq.training.run_identity import code_of

@@ -147,7 +147,8 @@ def test_a_witness_is_on_disk_before_the_verdict_that_needs_it(tmp_path, monkeyp
 
     import sheafdeq.cli.subject
     from sheafdeq.certificates import Certificate, Level, Verdict, Witness
-    from sheafdeq.cli.certify import SCHEMA, _finished, _write, witness_path
+    from sheafdeq.cli.certificate_records import SCHEMA, finished_certificates, witness_path
+    from sheafdeq.cli.certify import _write
 
     state = torch.ones(2, 2, dtype=torch.float64)
     witness = Witness(state, 2 * state, (1e-15, 1e-15), 0.69, True, "Krawczyk test")
@@ -176,16 +177,16 @@ def test_a_witness_is_on_disk_before_the_verdict_that_needs_it(tmp_path, monkeyp
     assert not list(tmp_path.glob("*.json"))  # no verdict without the states
     _write(str(tmp_path), "one", payload(), certificate)
     states = witness_path(tmp_path / "one.json")
-    assert _finished(tmp_path, options)["r"]["certificate"]["verdict"] == "refuted"
+    assert finished_certificates(tmp_path, options)["r"]["certificate"]["verdict"] == "refuted"
     saved = states.read_bytes()
     states.write_bytes(saved[:-1] + b"x")
-    assert _finished(tmp_path, options) == {}
+    assert finished_certificates(tmp_path, options) == {}
     states.unlink()
-    assert _finished(tmp_path, options) == {}
+    assert finished_certificates(tmp_path, options) == {}
 
 
 def test_records_of_the_first_scheme_are_read_and_told_apart():
-    from sheafdeq.cli.certify import EARLIER, SCHEMA, verdict_text
+    from sheafdeq.cli.certificate_records import EARLIER, SCHEMA, verdict_text
 
     facts = {"verdict": "refuted", "level": "none", "radius": None, "witness": {"proved": False}}
     assert verdict_text({"schema": EARLIER, "certificate": facts}) == (
@@ -222,7 +223,7 @@ def test_certificates_are_named_by_the_rule_and_the_model_behind_them(monkeypatc
     import importlib
     import sys
 
-    from sheafdeq.cli.certify import certificate_code
+    from sheafdeq.cli.certificate_records import certificate_code
     from sheafdeq.identity.definitions import Definitions
     from sheafdeq.identity.sources import Definition, Sources
     from sheafdeq.models import APPNP, IGNN

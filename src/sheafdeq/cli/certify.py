@@ -8,28 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from sheafdeq.cli.arguments import output_folder, present_folder, seed_number, whole_number
+from sheafdeq.cli.audits import audit_certificates, audit_statuses
+from sheafdeq.cli.certificate_records import (
+    SCHEMA,
+    TABLE,
+    certificate_code,
+    finished_certificates,
+    print_stored,
+    render,
+    table_row,
+    witness_path,
+)
 from sheafdeq.cli.predictions import add_prediction_options, refused_or_wanted, run_predictions
 from sheafdeq.errors import InputError, SheafDEQError, UsageError
-
-SCHEMA = "sheafdeq.certificate/2"
-"""Version 1 called two states with small residuals *refuted*; from version 2 on that verdict needs
-a proof."""
-EARLIER = "sheafdeq.certificate/1"
-TABLE = "certificates.md"
-COLUMNS = (
-    "model",
-    "task",
-    "seed",
-    "run",
-    "scheme",
-    "verdict",
-    "rate",
-    "metric",
-    "Perron root of |J|, upper bound",
-    "spectral radius",
-    "residual",
-    "seconds",
-)
 
 
 def configure(commands: Any) -> None:
@@ -134,11 +125,11 @@ def run(options: Any) -> int:
     if refused_or_wanted(options):
         return run_predictions(options)
     if options.audit is not None:
-        return _audit(options)
+        return audit_certificates(options)
     if options.audit_solves is not None:
-        return _audit_solves(options)
+        return audit_statuses(options)
     if options.table is not None:
-        return _stored(options)
+        return print_stored(options)
     if options.all is not None:
         return _table(options)
     payload, certificate = _one(options.subject, options)
@@ -269,22 +260,6 @@ def _write(folder: str, name: str, payload: dict[str, Any], certificate: Any) ->
     print(f"wrote {path}", file=sys.stderr)
 
 
-def witness_path(record: Path) -> Path:
-    """Where the two states of a record's witness are."""
-    return record.with_suffix(".witness.safetensors")
-
-
-def certificate_code(model: Any) -> str:
-    """Digest of the code behind a certificate: the examination, the model's rule, the model
-    (:mod:`sheafdeq.identity`)."""
-    from sheafdeq.certificates import certify, rule_for
-    from sheafdeq.identity import code_identity, model_roles
-
-    return code_identity(
-        {**model_roles(model), "certificate": [certify, rule_for(type(model))]}
-    ).digest
-
-
 def _table(options: Any) -> int:
     """Every run below a folder: one row each, feed-forward models left out and counted.
 
@@ -299,7 +274,11 @@ def _table(options: Any) -> int:
         raise UsageError(f"{root}: no such folder")
     if options.task is not None or options.level is not None:
         raise UsageError("--all examines every run on its own task: leave --task and --level out")
-    known = {} if options.fresh or not options.out else _finished(Path(options.out), options)
+    known = (
+        {}
+        if options.fresh or not options.out
+        else finished_certificates(Path(options.out), options)
+    )
     rows: list[dict[str, Any]] = []
     skipped, failed = [], []
     for found in sorted(root.rglob(RECORD_FILE)):
@@ -350,210 +329,3 @@ def _table(options: Any) -> int:
         for message in failed:
             print(f"failed: {message}")
     return 1 if failed else 0
-
-
-def _stored(options: Any) -> int:
-    """The table from the records of a folder alone, whatever scheme made them."""
-    from sheafdeq.errors import RecordError
-    from sheafdeq.records import read_sealed, write_bytes
-
-    root = Path(options.table)
-    if not root.is_dir():
-        raise UsageError(f"{root}: no such folder")
-    rows, unread = [], []
-    for path in sorted(root.glob("*.json")):
-        try:
-            payload = read_sealed(path)
-        except RecordError as error:
-            unread.append(str(error))
-            continue
-        if (
-            isinstance(payload, dict)
-            and payload.get("schema") in (SCHEMA, EARLIER)
-            and payload.get("run")
-        ):
-            rows.append(payload)
-    rows.sort(key=lambda row: (row["task"], row["model"], row["seed"], row["run"]))
-    if options.json:
-        print(json.dumps({"rows": rows, "unread": unread}))
-    else:
-        print(render(rows, options.format))
-        for message in unread:
-            print(f"not read: {message}", file=sys.stderr)
-    if options.out:
-        command = f"sheafdeq certify --table {options.table} --out {options.out}"
-        write_bytes(
-            Path(options.out) / TABLE, f"`{command}`\n\n{render(rows, 'markdown')}\n".encode()
-        )
-    return 1 if unread else 0
-
-
-def _finished(folder: Path, options: Any) -> dict[str, dict[str, Any]]:
-    """Run id -> certificate record of the same options, and no less effort; altered records are
-    made again."""
-    from sheafdeq.certificates import EFFORTS
-    from sheafdeq.errors import RecordError
-    from sheafdeq.records import read_sealed
-
-    part = options.split if options.graph == "all" else f"{options.split}[{options.graph}]"
-    # in ascending order: a greater effort will do
-    enough = list(EFFORTS)[list(EFFORTS).index(options.effort) :]
-    wanted = {"schema": SCHEMA, "part": part, "starts_seed": options.seed}
-    found = {}
-    for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
-        try:
-            payload = read_sealed(path)
-        except RecordError:
-            continue
-        if (
-            not isinstance(payload, dict)
-            or not payload.get("run")
-            or payload.get("effort") not in enough
-        ):
-            continue
-        if payload["certificate"].get("witness") is not None and not _has_witness(
-            witness_path(path), payload.get("witness_sha256")
-        ):
-            continue  # a verdict without its states is made again
-        if all(payload.get(key) == value for key, value in wanted.items()):
-            found[payload["run"]] = payload
-    return found
-
-
-def _has_witness(path: Path, digest: str | None) -> bool:
-    """Whether the two states are there, and are the ones the record was written with."""
-    import hashlib
-
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest() == digest
-    except OSError:
-        return False
-
-
-def verdict_text(payload: dict[str, Any]) -> str:
-    """The verdict of a record in today's words; what an earlier scheme called refuted without a
-    proof is two candidates."""
-    certificate = payload["certificate"]
-    verdict, witness = certificate["verdict"], certificate["witness"]
-    if payload.get("schema") == EARLIER and verdict == "refuted" and not witness["proved"]:
-        return "two candidates (scheme 1 said refuted)"
-    if witness is not None:
-        return verdict
-    radius = "" if certificate["radius"] is None else f", radius {certificate['radius']:.2g}"
-    return f"{verdict} ({certificate['level']}{radius})"
-
-
-def table_row(payload: dict[str, Any]) -> tuple[str, ...]:
-    """One line of the table, in the order of :data:`COLUMNS`."""
-    certificate = payload["certificate"]
-    local = certificate["observations"].get("at the reached state", {})
-
-    def number(value: Any, form: str = ".4f") -> str:
-        return format(value, form) if isinstance(value, int | float) else "-"
-
-    return (
-        payload["model"],
-        payload["task"],
-        str(payload["seed"]),
-        (payload["run"] or "-")[:8],
-        payload["schema"].rpartition("/")[2],
-        verdict_text(payload),
-        number(certificate["rate"]),
-        (certificate["metric"] or "-").split(",")[0].split(" (")[0],
-        number(local.get("Perron root of |J|, upper")),
-        number(local.get("spectral radius of J (estimate)")),
-        number(certificate["observations"].get("residual"), ".1e"),
-        f"{certificate['seconds']:.0f}",
-    )
-
-
-def render(rows: list[dict[str, Any]], form: str) -> str:
-    """The table as aligned text or Markdown."""
-    lines = [COLUMNS, *map(table_row, rows)]
-    if form == "markdown":
-        written = [
-            "| " + " | ".join(word.replace("|", "\\|") for word in line) + " |" for line in lines
-        ]
-        return "\n".join([written[0], "|" + " --- |" * len(COLUMNS), *written[1:]])
-    widths = [max(len(line[k]) for line in lines) for k in range(len(COLUMNS))]
-    return "\n".join(
-        "  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
-
-
-def _audit(options: Any) -> int:
-    from sheafdeq.certificates.audit import audit
-
-    if options.audit < 1:
-        raise UsageError(f"--audit needs at least one draw, got {options.audit}")
-
-    def progress(number: int, report: Any) -> None:
-        if report.draws % 100 == 0:
-            print(report, file=sys.stderr, flush=True)
-
-    report = audit(options.audit, seed=options.seed, first=options.first, progress=progress)
-    payload = {
-        "schema": "sheafdeq.audit/2",
-        "command": f"sheafdeq certify --audit {options.audit} --seed {options.seed} --first "
-        f"{options.first}",
-        "draws": report.draws,
-        "attacks": dict(sorted(report.attacks.items())),
-        "verdicts": dict(sorted(report.verdicts.items())),
-        "tightest": report.tightest,
-        "violations": [vars(violation) for violation in report.violations],
-    }
-    if options.out:
-        from sheafdeq.cli.subject import write_record
-
-        print(
-            f"wrote {write_record(options.out, f'audit-{options.seed}-{options.first}', payload)}",
-            file=sys.stderr,
-        )
-    print(json.dumps(payload) if options.json else str(report))
-    for violation in report.violations:
-        what = f"draw {violation.draw} ({violation.attack}), {violation.model} {violation.claim}"
-        print(f"FALSE: {what}: {violation.observed}", file=sys.stderr)
-    return 1 if report.violations else 0
-
-
-def _audit_solves(options: Any) -> int:
-    from sheafdeq.certificates.solve_audit import audit_solves
-
-    if options.audit_solves < 1:
-        raise UsageError(f"--audit-solves needs at least one draw, got {options.audit_solves}")
-
-    def progress(number: int, report: Any) -> None:
-        if report.draws % 500 == 0:
-            print(report, file=sys.stderr, flush=True)
-
-    report = audit_solves(
-        options.audit_solves, seed=options.seed, first=options.first, progress=progress
-    )
-    payload = {
-        "schema": "sheafdeq.solve-audit/1",
-        "command": f"sheafdeq certify --audit-solves {options.audit_solves} --seed {options.seed} "
-        f"--first {options.first}",
-        "draws": report.draws,
-        "graphs": report.graphs,
-        "statuses": dict(sorted(report.statuses.items())),
-        "tightest_residual": report.tightest_residual,
-        "tightest_gradient": report.tightest_gradient,
-        "violations": [vars(violation) for violation in report.violations],
-    }
-    if options.out:
-        from sheafdeq.cli.subject import write_record
-
-        print(
-            "wrote "
-            f"{write_record(options.out, f'solve-audit-{options.seed}-{options.first}', payload)}",
-            file=sys.stderr,
-        )
-    print(json.dumps(payload) if options.json else str(report))
-    for violation in report.violations:
-        print(
-            f"FALSE: draw {violation.draw}, {violation.graph}: {violation.claim}; "
-            f"{violation.observed}",
-            file=sys.stderr,
-        )
-    return 1 if report.violations else 0
