@@ -163,3 +163,10 @@ def test_an_unrolled_gradient_that_forgets_steps_is_caught():
     numbers = [n for n in range(200) if isinstance(draw_solve(n).adjoint, Unrolled)][:12]
     caught = [audit_solves(1, first=n, adjoint=lambda a: Forgetful()).violations for n in numbers]
     assert sum(map(bool, caught)) >= 2
+
+
+def test_a_slow_entry_behind_a_large_fast_one():
+    """Rates 1 - 1e-9, 0.96 and 0.999 in one graph: the largest entry tells the wrong one."""
+    report = audit_solves(1, first=749)
+    assert report.violations == []
+    assert report.tightest_gradient < 0.1

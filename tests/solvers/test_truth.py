@@ -124,6 +124,20 @@ def test_the_attack_itself():
     assert not solution.backward.converged
 
 
+@pytest.mark.filterwarnings("ignore::sheafdeq.errors.BackwardWarning")
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 0, 2]])
+@pytest.mark.parametrize("gap", [1e-3, 1e-5, 1e-7, 1e-9])
+def test_the_slowest_entry_is_found_wherever_it_is(gap, order):
+    """Anderson makes all residuals small at once, so only the rate tells how wrong the slowest
+    entry is."""
+    rates = torch.tensor([1 - gap, 1 - 3e-3, 0.9], dtype=DOUBLE)[order]
+    adjoint = Implicit(Anderson(60, tolerance=1e-5))
+    gradient, exact, solution = slow_and_fast(rates, [1.0, 0.7, 0.5], adjoint)
+    if solution.backward.converged:
+        error = float((gradient - exact).abs().max() / exact.abs().max())
+        assert error <= 3 * max(1e-5, solution.backward.tolerance)
+
+
 @pytest.mark.parametrize("small", [1e-3, 1e-6, 1e-12, 1e-200])
 def test_a_graph_in_a_batch_gets_the_gradient_it_would_get_alone(small):
     rates, adjoint = [0.9, 0.99, 0.5, 0.98], Implicit(Picard(5000, tolerance=1e-6, stop_early=True))
