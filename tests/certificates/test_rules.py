@@ -7,13 +7,13 @@ import pytest
 
 from sheafdeq.certificates import rule, rule_for, rules
 from sheafdeq.certificates.examine import examine
-from sheafdeq.certificates.rule import registered
+from sheafdeq.certificates.rule import registered_rule
 from sheafdeq.equilibrium import EquilibriumModel
 from sheafdeq.registry import MODELS
 
 THEORY = Path(__file__).parents[2] / "docs" / "theory.md"
 RULED = sorted(
-    {spec.build.constructor for spec in MODELS.values() if registered(spec.build.constructor)},
+    {spec.build.constructor for spec in MODELS.values() if registered_rule(spec.build.constructor)},
     key=lambda kind: kind.__name__,
 )
 
@@ -24,7 +24,7 @@ def test_every_rule_is_that_of_a_model():
 
 @pytest.mark.parametrize("kind", RULED, ids=lambda kind: kind.__name__)
 def test_a_rule_stands_in_a_file_of_its_own_and_names_its_proof(kind):
-    found = registered(kind)
+    found = registered_rule(kind)
     assert found is not None
     assert found.prove.__module__ == f"sheafdeq.certificates.rules.{found.prove.__name__}"
     text = THEORY.read_text()
@@ -46,5 +46,5 @@ def test_a_rule_of_a_user():
         raise NotImplementedError
 
     assert rule_for(Mine) is prove
-    assert registered(Mine).proof == "a paper of mine"
+    assert registered_rule(Mine).proof == "a paper of mine"
     assert rule_for(type("Child", (Mine,), {})) is prove

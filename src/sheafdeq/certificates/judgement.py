@@ -19,7 +19,7 @@ from sheafdeq.certificates.admission import not_finite
 from sheafdeq.certificates.certificate import Certificate, Level, Verdict
 from sheafdeq.certificates.examine import examine
 from sheafdeq.certificates.problem import EFFORTS, Effort, Problem
-from sheafdeq.certificates.rule import Prover, registered
+from sheafdeq.certificates.rule import Prover, registered_rule
 from sheafdeq.data.graph import Graph
 from sheafdeq.equilibrium import EquilibriumModel
 from sheafdeq.errors import InputError
@@ -88,7 +88,7 @@ def _judged(
             Verdict.NOT_CERTIFIED, Level.NONE, type(model).__name__, repr(graph), reason=reason
         )
 
-    found = None if with_rule is not None else registered(type(model))
+    found = None if with_rule is not None else registered_rule(type(model))
     objection = None if found is None else found.scope.objection(model)
     # foreign code may fail in any way
     failures: tuple[type[Exception], ...] = FAILURES if objection is None else (Exception,)

@@ -21,7 +21,7 @@ from sheafdeq.certificates.certificate import Certificate
 from sheafdeq.certificates.examine import examine
 from sheafdeq.certificates.problem import Problem
 
-__all__ = ["Prover", "Rule", "registered", "rule", "rule_for", "use_rule"]
+__all__ = ["Prover", "Rule", "registered_rule", "rule", "rule_for", "use_rule"]
 
 Prover = Callable[[Problem], Certificate]
 
@@ -65,7 +65,7 @@ def use_rule(kind: type, function: Prover, *, free: Iterable[str] = ()) -> None:
     rule(kind, free=free)(function)
 
 
-def registered(kind: type) -> Rule | None:
+def registered_rule(kind: type) -> Rule | None:
     """The rule of a model type: its own, else that of its nearest base class."""
     return next((_RULES[base] for base in kind.__mro__ if base in _RULES), None)
 
@@ -76,5 +76,5 @@ def rule_for(kind: type) -> Prover:
 
     :func:`certify` asks besides whether the rule applies: a subclass may have lost it.
     """
-    found = registered(kind)
+    found = registered_rule(kind)
     return examine if found is None else found.prove

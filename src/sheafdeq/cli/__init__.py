@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     try:
-        if options.user_model:
+        if getattr(options, "user_model", None):
             from sheafdeq.user_models import use_model
 
             for place in options.user_model:

@@ -37,7 +37,7 @@ STANDS_FOR_ITSELF = frozenset(
     {
         "build_model", "model_spec", "MODELS",  # the chosen model is a role
         "load_task", "entries",  # the chosen task is a role
-        "rule_for", "_registered",  # the chosen rule is a role
+        "rule_for", "registered_rule",  # the chosen rule is a role
     }
 )  # fmt: skip
 """Definitions of this package that count by their name alone.
