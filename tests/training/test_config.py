@@ -86,19 +86,9 @@ def test_the_example_configurations_are_valid():
 
     from sheafdeq.training.sweep import Sweep
 
-    folder = Path(__file__).parents[2] / "configs"
-    for name in ("level10_sheafdeq.toml", "settle.toml"):
-        TrainingConfig.read(folder / name)
-    assert len(Sweep.load(folder / "my_sweep.toml").configs()) == 9
-
-
-def test_the_settling_configuration_is_the_first_stage_of_the_recipe():
-    from pathlib import Path
-
-    from sheafdeq.training.settle import stage_configs
-
-    folder = Path(__file__).parents[2] / "configs"
-    assert (
-        TrainingConfig.read(folder / "settle.toml")
-        == stage_configs(TrainingConfig.read(folder / "level10_sheafdeq.toml"))[0]
-    )
+    root = Path(__file__).parents[2]
+    assert len(Sweep.load(root / "configs" / "my_sweep.toml").configs()) == 9
+    files = [root / "configs" / "level10_sheafdeq.toml", *(root / "results").rglob("*level*.toml")]
+    assert len(files) == 4
+    for path in files:
+        TrainingConfig.read(path)
