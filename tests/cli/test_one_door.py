@@ -219,3 +219,27 @@ def test_shell_completion(tmp_path):
     assert complete("sheafdeq train --lea") == ["--learning-rate"]
     assert complete("sheafdeq train --task comm") == ["community"]
     assert complete("sheafdeq models sheafdeq-") == ["sheafdeq-no-norm"]
+
+
+def test_assignments_mean_the_same_in_train_and_sweep(tmp_path):
+    """--set is a model option, --task-set a task option, --training-set a training field."""
+    from sheafdeq.cli import build_parser
+    from sheafdeq.cli.sweep import _sweep
+    from sheafdeq.cli.train import _values
+    from sheafdeq.training.config import TrainingConfig
+
+    sweep = tmp_path / "one.toml"
+    sweep.write_text(
+        'name = "one"\nseeds = [42]\n[[tasks]]\nname = "community"\nlevels = [7]\n'
+        '[[models]]\nname = "sheafdeq"\n'
+    )
+    words = ["--set", "shift=1.2", "--task-set", "nodes=30", "--task-set", "k=3"]
+    words += ["--training-set", "graphs_per_update=1", "--training-set", "max_epochs=3"]
+    parse = build_parser().parse_args
+    train = ["train", "--task", "community", "--level", "7", "--model", "sheafdeq", "--seed", "42"]
+    one = TrainingConfig.parse(_values(parse([*train, *words])), "train")
+    store = str(tmp_path / "runs")
+    many = _sweep(parse(["sweep", "status", str(sweep), "--out", store, *words]))[0].configs()
+    assert many == [one]
+    assert (one.model.options, one.task.options) == ({"shift": 1.2}, {"nodes": 30, "k": 3})
+    assert (one.graphs_per_update, one.max_epochs) == (1, 3)

@@ -7,19 +7,23 @@ with the nearest ones.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from sheafdeq.errors import UsageError
 from sheafdeq.options import SEED, suggestion
 from sheafdeq.printable import printable
 
 __all__ = [
     "Parser",
+    "add_assignments",
     "names_of",
     "output_folder",
+    "parse_assignments",
     "present_folder",
     "real_number",
     "seed_number",
@@ -156,3 +160,34 @@ def names_of(load: Callable[[], Iterable[str]]) -> Callable[..., Sequence[str]]:
         return [name for name in load() if name.startswith(prefix)]
 
     return complete
+
+
+def add_assignments(parser: Any, whose: str = "") -> None:
+    """``--set``, ``--task-set`` and ``--training-set``, which mean the same wherever runs are
+    made."""
+    for flag, words in (
+        ("--set", f"a model option {whose}".strip() + " (shift=1.3)"),
+        ("--task-set", f"a task option {whose}".strip() + " (nodes=300)"),
+        ("--training-set", f"a training field {whose}".strip() + " (graphs_per_update=1)"),
+    ):
+        parser.add_argument(
+            flag,
+            metavar="KEY=VALUE",
+            action="append",
+            default=[],
+            help=f"{words}; may be repeated",
+        )
+
+
+def parse_assignments(assignments: list[str]) -> dict[str, Any]:
+    """``["shift=1.3", "name=x"]`` as a dictionary; values are JSON where they can be, else text."""
+    values = {}
+    for assignment in assignments:
+        key, separator, text = assignment.partition("=")
+        if not separator or not key:
+            raise UsageError(f"expected KEY=VALUE, got {assignment!r}")
+        try:
+            values[key] = json.loads(text)
+        except ValueError:
+            values[key] = text
+    return values

@@ -105,7 +105,7 @@ def add_choice_options(parser: argparse.ArgumentParser) -> None:
 
 def choice_of(options: argparse.Namespace) -> Choice:
     """Read the options."""
-    from sheafdeq.cli.train import parse_assignments
+    from sheafdeq.cli.arguments import parse_assignments
 
     pairs = []
     for text in options.checkpoints:

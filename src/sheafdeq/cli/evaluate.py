@@ -231,7 +231,7 @@ def _task(checkpoint: Checkpoint, options: argparse.Namespace) -> tuple[Task, st
         words += ["--nodes", Path(options.nodes).name, "--edges", Path(options.edges).name, *seed]
         words += ["--undirected"] if options.undirected else []
         return task, "own", words
-    from sheafdeq.cli.train import parse_assignments
+    from sheafdeq.cli.arguments import parse_assignments
 
     trained = checkpoint.config.task
     same = options.task is None or options.task == trained.name

@@ -83,7 +83,7 @@ def parse_stage(text: str) -> Any:
     """``epochs=40,learning_rate=0.003,residual_weight=5`` as a stage."""
     from dataclasses import fields
 
-    from sheafdeq.cli.train import parse_assignments
+    from sheafdeq.cli.arguments import parse_assignments
     from sheafdeq.training.settle import Stage
 
     values = parse_assignments([part for part in text.split(",") if part])

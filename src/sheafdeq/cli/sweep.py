@@ -7,7 +7,13 @@ import json
 import sys
 from typing import Any
 
-from sheafdeq.cli.arguments import output_folder, real_number, whole_number
+from sheafdeq.cli.arguments import (
+    add_assignments,
+    output_folder,
+    parse_assignments,
+    real_number,
+    whole_number,
+)
 
 
 def configure(commands: Any) -> None:
@@ -111,13 +117,7 @@ def _common(parser: argparse.ArgumentParser) -> None:
         type=whole_number(1, 1024),
         help="threads of each run (default 1; part of the runs' identity)",
     )
-    parser.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help="replace a training field of every run (max_epochs=300)",
-    )
+    add_assignments(parser, "of every run")
     parser.add_argument(
         "--code-version",
         metavar="LABEL",
@@ -134,7 +134,6 @@ def _common(parser: argparse.ArgumentParser) -> None:
 def _sweep(options: argparse.Namespace) -> Any:
     import os
 
-    from sheafdeq.cli.train import parse_assignments
     from sheafdeq.report.collection import collect
     from sheafdeq.training.store import RunStore
     from sheafdeq.training.sweep import Sweep, parse_shard
@@ -142,10 +141,15 @@ def _sweep(options: argparse.Namespace) -> Any:
 
     if options.code_version:
         os.environ[CODE_VERSION_VARIABLE] = options.code_version
-    overrides = parse_assignments(options.set)
+    overrides = parse_assignments(options.training_set)
     if options.threads is not None:
         overrides["threads"] = options.threads
-    sweep = Sweep.load(options.preset, overrides)
+    sweep = Sweep.load(
+        options.preset,
+        overrides,
+        model_options=parse_assignments(options.set),
+        task_options=parse_assignments(options.task_set),
+    )
     store = RunStore(options.out)
     recorded = collect(options.recorded, studies=False)
     for problem in recorded.excluded:

@@ -6,7 +6,15 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from sheafdeq.cli.arguments import names_of, output_folder, real_number, seed_number, whole_number
+from sheafdeq.cli.arguments import (
+    add_assignments,
+    names_of,
+    output_folder,
+    parse_assignments,
+    real_number,
+    seed_number,
+    whole_number,
+)
 from sheafdeq.cli.models import model_names
 from sheafdeq.cli.tasks import task_names
 from sheafdeq.errors import UsageError
@@ -45,26 +53,13 @@ def configure(commands: Any) -> None:
         "--level", type=whole_number(0, 10), help="heterophily level of a community task"
     )
     parser.add_argument("--split", type=int, help="number of a standard split")
-    parser.add_argument(
-        "--task-set",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help="a task option; may be repeated",
-    )
     model: Any = parser.add_argument(
         "--model",
         metavar="NAME|MODULE:CLASS",
         help="model name (see `sheafdeq models`), or a class of your own, my_models:MyModel",
     )
     model.completer = names_of(model_names)
-    parser.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help="a model option (shift=1.3), repeatable",
-    )
+    add_assignments(parser)
     parser.add_argument(
         "--seed", type=seed_number, help="parameter-initialisation seed (default 42)"
     )
@@ -158,20 +153,6 @@ def configure(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def parse_assignments(assignments: list[str]) -> dict[str, Any]:
-    """``["shift=1.3", "name=x"]`` as a dictionary; values are JSON where they can be, else text."""
-    values = {}
-    for assignment in assignments:
-        key, separator, text = assignment.partition("=")
-        if not separator or not key:
-            raise UsageError(f"expected KEY=VALUE, got {assignment!r}")
-        try:
-            values[key] = json.loads(text)
-        except ValueError:
-            values[key] = text
-    return values
-
-
 def _values(options: argparse.Namespace) -> dict[str, Any]:
     from pathlib import Path
 
@@ -199,6 +180,7 @@ def _values(options: argparse.Namespace) -> dict[str, Any]:
         task["options"] = {**task.get("options", {}), **parse_assignments(options.task_set)}
     if options.set:
         model["options"] = {**model.get("options", {}), **parse_assignments(options.set)}
+    values.update(parse_assignments(options.training_set))
     values.update(task=task, model=model)
     for key in (
         "seed",

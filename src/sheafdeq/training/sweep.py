@@ -224,14 +224,25 @@ def preset_names() -> list[str]:
 class Sweep:
     """A sweep file with its runs."""
 
-    def __init__(self, file: SweepFile, overrides: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        file: SweepFile,
+        overrides: dict[str, Any] | None = None,
+        *,
+        model_options: dict[str, Any] | None = None,
+        task_options: dict[str, Any] | None = None,
+    ) -> None:
         self.file = file
         self.name = file.name
         self.overrides = overrides or {}
+        self.model_options, self.task_options = model_options or {}, task_options or {}
 
     @staticmethod
-    def load(preset: str | Path, overrides: dict[str, Any] | None = None) -> Sweep:
-        """A preset by name, or a TOML file; ``overrides`` replace training fields of every run."""
+    def load(
+        preset: str | Path, overrides: dict[str, Any] | None = None, **options: dict[str, Any]
+    ) -> Sweep:
+        """A preset by name, or a TOML file; ``overrides`` replace training fields of every run,
+        ``model_options`` and ``task_options`` options of its model and task."""
         text = str(preset)
         if text in preset_names():
             with resources.as_file(
@@ -246,7 +257,7 @@ class Sweep:
                 f"{', '.join(preset_names())}, or give a .toml file"
             )
         try:
-            return Sweep(SweepFile.model_validate(values), overrides)
+            return Sweep(SweepFile.model_validate(values), overrides, **options)
         except ValidationError as error:
             raise OptionError(f"{text}: {describe(error)}") from error
 
@@ -257,9 +268,11 @@ class Sweep:
     def runs(self) -> list[tuple[str, TrainingConfig]]:
         """All runs with the title of the group that asks for them first."""
         found: dict[str, tuple[str, TrainingConfig]] = {}
+        # groups may ask for one run twice, and so may a grid whose options are all set to one
+        once = bool(self.file.groups or self.model_options or self.task_options)
         for group in self.file.parts:
             for config in self._of_group(group):
-                key = digest_of(config.payload()) if self.file.groups else str(len(found))
+                key = digest_of(config.payload()) if once else str(len(found))
                 found.setdefault(key, (group.title, config))
         return list(found.values())
 
@@ -272,8 +285,11 @@ class Sweep:
             for option in grid.option_sets:
                 values = {
                     **group.training,
-                    "task": task.model_dump(),
-                    "model": {"name": grid.name, "options": dict(option)},
+                    "task": {
+                        **task.model_dump(),
+                        "options": {**task.options, **self.task_options},
+                    },
+                    "model": {"name": grid.name, "options": {**option, **self.model_options}},
                     "seed": seed,
                     **self.overrides,
                 }
