@@ -174,7 +174,7 @@ def run(options: argparse.Namespace) -> int:
 
     from sheafdeq.cli.subject import load_subject, write_record
     from sheafdeq.distributed import Faults, Pace, infer, yardstick_for
-    from sheafdeq.distributed.worker import checked_model
+    from sheafdeq.distributed.part_state import checked_model
     from sheafdeq.solvers import Picard
 
     _check_output(options)

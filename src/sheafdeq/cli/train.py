@@ -244,7 +244,7 @@ def _in_parts(options: argparse.Namespace, config: TrainingConfig, progress: Pro
     from pathlib import Path
 
     from sheafdeq.distributed import Partitioned
-    from sheafdeq.distributed.worker import checked_model
+    from sheafdeq.distributed.part_state import checked_model
     from sheafdeq.training.checkpoint import save_checkpoint
     from sheafdeq.training.loop import shape_of
     from sheafdeq.training.run import train

@@ -26,9 +26,9 @@ from sheafdeq.distributed.adjoint import Parts
 from sheafdeq.distributed.engine import Engine, PartSource
 from sheafdeq.distributed.infer import check_parts, divide, engine_for
 from sheafdeq.distributed.message import Message
+from sheafdeq.distributed.part_state import checked_model
 from sheafdeq.distributed.synchronous import Lost, StandIn, checked_solver
 from sheafdeq.distributed.team import Team
-from sheafdeq.distributed.worker import checked_model
 from sheafdeq.equilibrium import EquilibriumModel, Output
 from sheafdeq.errors import InputError, WorkerError
 from sheafdeq.solvers import Picard, Solution

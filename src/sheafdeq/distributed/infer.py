@@ -17,10 +17,10 @@ from sheafdeq.distributed.engine import Engine, PartSource
 from sheafdeq.distributed.in_process import InProcess
 from sheafdeq.distributed.mail import NO_FAULTS, Faults
 from sheafdeq.distributed.part import Part, cut_graph
+from sheafdeq.distributed.part_state import checked_model
 from sheafdeq.distributed.processes import Processes
 from sheafdeq.distributed.synchronous import checked_solver, solve_synchronously
 from sheafdeq.distributed.team import Team, Watcher
-from sheafdeq.distributed.worker import checked_model
 from sheafdeq.distributed.yardstick import Yardstick
 from sheafdeq.equilibrium import EquilibriumModel
 from sheafdeq.errors import InputError

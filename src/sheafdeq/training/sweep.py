@@ -269,7 +269,7 @@ class Sweep:
         """All runs with the title of the group that asks for them first."""
         found: dict[str, tuple[str, TrainingConfig]] = {}
         # groups may ask for one run twice, and so may a grid whose options are all set to one
-        once = bool(self.file.groups or self.model_options or self.task_options)
+        once = self.file.groups or self.model_options or self.task_options
         for group in self.file.parts:
             for config in self._of_group(group):
                 key = digest_of(config.payload()) if once else str(len(found))
@@ -285,10 +285,9 @@ class Sweep:
             for option in grid.option_sets:
                 values = {
                     **group.training,
-                    "task": {
-                        **task.model_dump(),
-                        "options": {**task.options, **self.task_options},
-                    },
+                    "task": task.model_copy(
+                        update={"options": {**task.options, **self.task_options}}
+                    ).model_dump(),
                     "model": {"name": grid.name, "options": {**option, **self.model_options}},
                     "seed": seed,
                     **self.overrides,
