@@ -30,7 +30,7 @@ from sheafdeq.recurrence import restrict
 
 def node_loop(model, context, schedule, slots):
     """Seconds and updates of the plain loop over the first ``slots`` slots."""
-    incidence = context.incidence
+    incidence = context.edges
     history = [model.initial_state(context)]
     parts = {}
     updates, begun = 0, time.perf_counter()

@@ -15,45 +15,46 @@ ROOT = Path(sheafdeq.__file__).parent
 IMPORTS = {
     "__main__": "cli",
     "adjoints": "distances errors solvers",
-    "asynchronous": "data diagnostics distances equilibrium errors records recurrence solvers",
-    "certificates": "adjoints constructions data diagnostics distances equilibrium errors layers "
-    "models ops recurrence solvers theory",
-    "cli": "asynchronous certificates data diagnostics distances distributed equilibrium "
-    "errors evaluation explorer identity ops options predictions printable records "
-    "registry regular_file report solvers speed training user_models",
+    "asynchronous": "data diagnostics distances edges equilibrium errors records recurrence "
+    "solvers",
+    "certificates": "adjoints constructions data diagnostics distances edges equilibrium errors "
+    "layers models ops recurrence solvers theory",
+    "cli": "asynchronous certificates data diagnostics distances distributed equilibrium errors "
+    "evaluation explorer identity ops options predictions printable records registry "
+    "regular_file report solvers speed training user_models",
     "constructions": "data distances errors layers models solvers",
-    "data": "errors options plain_tensor regular_file",
+    "data": "edges errors options plain_tensor regular_file",
     "diagnostics": "data distances equilibrium errors solvers",
     "distances": "errors",
-    "distributed": "adjoints certificates data distances equilibrium errors machine models "
-    "recurrence solvers training",
+    "distributed": "adjoints certificates data distances edges equilibrium errors machine "
+    "models solvers training",
+    "edges": "errors plain_tensor",
     "equilibrium": "adjoints data distances errors plain_tensor solvers",
     "errors": "",
     "evaluation": "data equilibrium errors records training",
-    "explorer": "asynchronous data diagnostics distances equilibrium errors recurrence report "
-    "solvers",
-    "fuzzing": "cli data errors ops options records registry report training",
+    "explorer": "asynchronous data diagnostics distances edges equilibrium errors report solvers",
+    "fuzzing": "cli data edges errors ops options records registry report training",
     "identity": "errors",
-    "layers": "data equilibrium errors ops recurrence solvers theory",
+    "layers": "data edges equilibrium errors ops solvers theory",
     "machine": "",
-    "models": "adjoints data distances equilibrium errors layers ops recurrence solvers",
-    "ops": "data errors plain_tensor recurrence threads",
+    "models": "adjoints data distances edges equilibrium errors layers ops recurrence solvers",
+    "ops": "edges errors plain_tensor threads",
     "options": "errors",
     "plain_tensor": "errors",
     "predictions": "certificates data equilibrium errors models report solvers",
     "printable": "",
     "records": "errors regular_file",
-    "recurrence": "data errors",
+    "recurrence": "data edges errors",
     "registry": "equilibrium errors models options user_models",
     "regular_file": "",
     "report": "errors printable records regular_file training",
     "solvers": "distances errors",
-    "speed": "data machine models ops records recurrence registry",
-    "testing": "data equilibrium models recurrence",
+    "speed": "data machine models ops records registry",
+    "testing": "data edges equilibrium models recurrence",
     "theory": "errors",
     "threads": "errors",
-    "training": "adjoints data equilibrium errors identity machine options records registry "
-    "regular_file solvers threads user_models",
+    "training": "adjoints data edges equilibrium errors identity machine options records "
+    "registry regular_file solvers threads user_models",
     "user_models": "equilibrium errors",
 }
 

@@ -10,9 +10,10 @@ from torch_geometric.data import Data
 from torch_geometric.hash_tensor import HashTensor
 
 from sheafdeq.data.graph import Graph
+from sheafdeq.edges import Edges
 from sheafdeq.errors import InputError
 from sheafdeq.models import SheafCascade, SheafDEQ, StrongSheafDEQ
-from sheafdeq.ops import EdgeLayout, native_available
+from sheafdeq.ops import native_available
 from sheafdeq.plain_tensor import plain_tensor
 
 EDGES = [[0, 1, 1, 2], [1, 0, 2, 1]]
@@ -102,7 +103,7 @@ def test_index_of_pyg_names_the_graphs(features):
 
 def test_layouts_take_what_pyg_hands_out():
     edges = EdgeIndex([[1, 0, 2, 1], [0, 1, 1, 2]], sparse_size=(3, 3), sort_order="col")
-    layout = EdgeLayout.build(
+    layout = Edges.build(
         edges[0], Index([0, 1, 3, 4]), negated(torch.ones(4)), nn.Parameter(torch.ones(3)), 3
     )
     assert {

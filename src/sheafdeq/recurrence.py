@@ -23,17 +23,16 @@ evaluates when only some nodes are awake.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cached_property
+from dataclasses import field, fields, is_dataclass, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-import torch
 from torch import Tensor
 
 from sheafdeq.data.graph import Graph
+from sheafdeq.edges import Edges
 from sheafdeq.errors import InputError
 
-__all__ = ["Incidence", "LocalRecurrence", "Recurrence", "edge_field", "node_field", "restrict"]
+__all__ = ["LocalRecurrence", "Recurrence", "edge_field", "node_field", "restrict"]
 
 Context = TypeVar("Context")
 
@@ -63,67 +62,6 @@ class LocalRecurrence(Recurrence, Protocol):
         """(n, c) own states and (e, c) one source state for each incoming edge -> (n, c)."""
 
 
-@dataclass(frozen=True, eq=False)
-class Incidence:
-    """Who hears whom: the edges of a graph without its features, possibly only those into some
-    nodes.
-
-    ``source`` indexes the rows of whatever table of states is read (``num_sources`` rows),
-    ``target`` the rows of the nodes that are updated (``num_targets`` rows, non-decreasing). For a
-    whole graph both are its nodes.
-    """
-
-    source: Tensor  # (e,)
-    target: Tensor  # (e,) non-decreasing
-    degree: Tensor  # (num_targets,) clamped in-degree
-    edge_weight: Tensor  # (e,) 1 / sqrt(deg_u deg_v)
-    num_sources: int
-    num_targets: int
-
-    @staticmethod
-    def of(graph: Graph) -> Incidence:
-        """The incidence of a whole graph, made once and kept with it (kernels keep their checked
-        layout here)."""
-        memory = graph.__dict__
-        if "_incidence" not in memory:
-            n = graph.num_nodes
-            memory["_incidence"] = Incidence(
-                graph.source, graph.target, graph.degree, graph.edge_weight, n, n
-            )
-        return memory["_incidence"]
-
-    @cached_property
-    def pointer(self) -> Tensor:
-        """(num_targets + 1,) the edges into target v are ``pointer[v]:pointer[v + 1]``."""
-        counts = torch.bincount(self.target, minlength=self.num_targets)
-        return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-
-    def edges_into(self, nodes: Tensor) -> Tensor:
-        """Positions of all edges whose target is one of ``nodes`` (in the order of ``nodes``)."""
-        start, end = self.pointer[nodes], self.pointer[nodes + 1]
-        counts = end - start
-        offsets = torch.repeat_interleave(start - (counts.cumsum(0) - counts), counts)
-        return offsets + torch.arange(int(counts.sum()), device=nodes.device)
-
-    def restricted(self, nodes: Tensor, edges: Tensor) -> Incidence:
-        """Only the targets ``nodes``; targets are renumbered, sources keep their numbers."""
-        counts = self.pointer[nodes + 1] - self.pointer[nodes]
-        target = torch.repeat_interleave(torch.arange(len(nodes), device=nodes.device), counts)
-        return Incidence(
-            self.source[edges],
-            target,
-            self.degree[nodes],
-            self.edge_weight[edges],
-            self.num_sources,
-            len(nodes),
-        )
-
-    def reading(self, source: Tensor, num_sources: int) -> Incidence:
-        """The same edges reading another table: edge k reads row ``source[k]`` of ``num_sources``
-        rows."""
-        return replace(self, source=source, num_sources=num_sources)
-
-
 def node_field(**options: Any) -> Any:
     """A context field with one row for each node."""
     return field(metadata={"rows": "node"}, **options)
@@ -145,16 +83,16 @@ def restrict(context: Context, nodes: Tensor) -> tuple[Context, Tensor]:
         raise InputError(
             f"a context must be a dataclass to be restricted, got {type(context).__name__}"
         )
-    incidence = getattr(context, "incidence", None)
-    if not isinstance(incidence, Incidence):
+    edges = getattr(context, "edges", None)
+    if not isinstance(edges, Edges):
         raise InputError(
-            f"{type(context).__name__} has no 'incidence' field, so its nodes cannot update alone"
+            f"{type(context).__name__} has no field 'edges', so its nodes cannot update alone"
         )
-    edges = incidence.edges_into(nodes)
-    changes: dict[str, Any] = {"incidence": incidence.restricted(nodes, edges)}
+    kept = edges.edges_into(nodes)
+    changes: dict[str, Any] = {"edges": edges.restricted(nodes, kept)}
     for entry in fields(context):
         rows = entry.metadata.get("rows")
         value = getattr(context, entry.name)
         if rows is not None and value is not None:
-            changes[entry.name] = value[nodes if rows == "node" else edges]
-    return replace(context, **changes), edges  # type: ignore[type-var]
+            changes[entry.name] = value[nodes if rows == "node" else kept]
+    return replace(context, **changes), kept  # type: ignore[type-var]

@@ -8,7 +8,6 @@ import torch
 from sheafdeq.asynchronous import Schedule, simulate
 from sheafdeq.data.graph import Graph
 from sheafdeq.equilibrium import EquilibriumModel
-from sheafdeq.recurrence import Incidence
 from sheafdeq.registry import MODELS, Shape, build_model
 from sheafdeq.solvers import Picard
 
@@ -44,11 +43,11 @@ def test_synchronous_is_picard_and_stale_is_the_local_step(name: str) -> None:
         expected = Picard(steps=6).solve(lambda state: model.step(state, context), start).value
         assert torch.equal(simulate(model, graph, Schedule(1, 0), work=6).state, expected)
         # Slot by slot against local_step on the whole graph, with fresh rows for those who sleep.
-        recording = Schedule(3, 2, seed=1).record(Incidence.of(graph), 8)
+        recording = Schedule(3, 2, seed=1).record(graph.edges, 8)
         history = [start]
         for slot in recording.taken:
             received = history[-1][graph.source].clone()
-            edges = context.incidence.edges_into(slot.active)
+            edges = context.edges.edges_into(slot.active)
             received[edges] = torch.stack(history)[slot.time - slot.delay, graph.source[edges]]
             state = history[-1].clone()
             state[slot.active] = model.local_step(history[-1], received, context)[slot.active]  # type: ignore[operator]

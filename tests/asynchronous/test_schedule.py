@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from sheafdeq.asynchronous import Channel, Conditions, Recording, Schedule, Slot
 from sheafdeq.data.graph import Graph
+from sheafdeq.edges import Edges
 from sheafdeq.errors import InputError
-from sheafdeq.recurrence import Incidence
 
 
-def incidence_of(n: int, e: int, seed: int) -> Incidence:
+def incidence_of(n: int, e: int, seed: int) -> Edges:
     draw = torch.Generator().manual_seed(seed)
     edges = torch.randint(0, n, (2, e), generator=draw)  # self-loops and parallel edges included
-    return Incidence.of(Graph.build(torch.zeros(n, 1), edges))
+    return Edges.of(Graph.build(torch.zeros(n, 1), edges))
 
 
 channels = st.builds(
@@ -130,7 +130,7 @@ def break_slot(recording: Recording, time: int, **changes: object) -> Recording:
     return replace(recording, taken=tuple(taken))
 
 
-def conditions_broken(recording: Recording, incidence: Incidence) -> set[int]:
+def conditions_broken(recording: Recording, incidence: Edges) -> set[int]:
     return {violation.condition for violation in recording.check(incidence)}
 
 
@@ -158,7 +158,7 @@ def test_the_checker_rejects_broken_schedules() -> None:
     assert conditions_broken(pause, incidence) == {1}
 
 
-def _without_node(slot: Slot, node: int, incidence: Incidence) -> Slot:
+def _without_node(slot: Slot, node: int, incidence: Edges) -> Slot:
     keep = slot.active != node
     edges = incidence.edges_into(slot.active)
     return replace(
@@ -167,7 +167,7 @@ def _without_node(slot: Slot, node: int, incidence: Incidence) -> Slot:
 
 
 def test_a_stale_self_loop_is_a_stale_own_state() -> None:
-    incidence = Incidence.of(Graph.build(torch.zeros(1, 1), torch.tensor([[0], [0]])))
+    incidence = Edges.of(Graph.build(torch.zeros(1, 1), torch.tensor([[0], [0]])))
     conditions = Conditions(incidence, 1, 1)
     conditions.see(Slot(0, torch.tensor([0]), torch.tensor([0])))
     conditions.see(Slot(1, torch.tensor([0]), torch.tensor([1])))

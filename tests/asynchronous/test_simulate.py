@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from sheafdeq.asynchronous import Channel, Schedule, Slot, simulate, simulate_many
 from sheafdeq.data.graph import Graph
+from sheafdeq.edges import Edges
 from sheafdeq.errors import InputError
 from sheafdeq.models.sheaf_deq import SheafDEQ
-from sheafdeq.recurrence import Incidence
 from sheafdeq.solvers import Picard, Status
 from sheafdeq.testing import LinearAverage, constant_sheaf_deq, two_node_graph
 
@@ -63,7 +63,7 @@ def per_node_loop(model: SheafDEQ, graph: Graph, schedule: Schedule, slots: int)
     with torch.no_grad():
         context = model.prepare(graph)
         history = [model.initial_state(context)]
-        for slot in schedule.slots(context.incidence):
+        for slot in schedule.slots(context.edges):
             if slot.time == slots:
                 break
             state, position = history[-1].clone(), 0
@@ -85,7 +85,7 @@ def test_the_simulator_follows_the_definition(schedule: Schedule) -> None:
     torch.manual_seed(1)
     graph = random_graph(12, 40, edge_dim=1)
     model = SheafDEQ(2, 3, 2, 2, edge_dim=1).double()
-    recording = schedule.record(Incidence.of(graph), 12)
+    recording = schedule.record(graph.edges, 12)
     result = simulate(model, graph, recording, work=1000)
     torch.testing.assert_close(
         result.state, per_node_loop(model, graph, schedule, 12), rtol=0, atol=1e-12
@@ -204,17 +204,17 @@ def test_the_counterexample_has_two_limits_from_one_start_under_two_schedules() 
 
 @dataclass(frozen=True, eq=False)
 class PlainContext:
-    incidence: Incidence
+    edges: Edges
 
 
 class Growing(LinearAverage):
     """Doubles every state: overflows float64 after about a thousand steps."""
 
     def prepare(self, graph: Graph) -> Any:
-        return PlainContext(Incidence.of(graph))
+        return PlainContext(graph.edges)
 
     def initial_state(self, context: Any) -> Tensor:
-        return torch.ones(context.incidence.num_targets, 2, dtype=torch.float64)
+        return torch.ones(context.edges.num_targets, 2, dtype=torch.float64)
 
     def local_step(self, own: Tensor, received: Tensor, context: Any) -> Tensor:
         return self.factor * own
@@ -261,7 +261,7 @@ def test_a_run_that_fails_does_not_disturb_the_others() -> None:
         def describe(self) -> dict[str, Any]:
             return {}
 
-        def slots(self, incidence: Incidence) -> Iterator[Slot]:
+        def slots(self, incidence: Edges) -> Iterator[Slot]:
             for time in range(50):
                 nodes = torch.arange(incidence.num_targets - (time == 7))
                 yield Slot(
@@ -287,7 +287,7 @@ def test_a_schedule_that_breaks_its_promise_is_reported_or_refused() -> None:
         def describe(self) -> dict[str, Any]:
             return {"kind": "lazy"}
 
-        def slots(self, incidence: Incidence) -> Iterator[Slot]:
+        def slots(self, incidence: Edges) -> Iterator[Slot]:
             nodes = torch.arange(1, incidence.num_targets)
             count = len(incidence.edges_into(nodes))
             for time in range(20):

@@ -27,13 +27,12 @@ def small_graph(seed: int = 0, n: int = 5, e: int = 12) -> Graph:
 
 
 def random_matrix(seed: int, n: int = 6, c: int = 3) -> BlockMatrix:
-    from sheafdeq.recurrence import Incidence
 
     graph = small_graph(seed, n, 15)
     generator = torch.Generator().manual_seed(seed)
     own = torch.randn(n, c, c, generator=generator, dtype=torch.float64)
     return BlockMatrix(
-        Incidence.of(graph), own, torch.randn(15, c, c, generator=generator, dtype=torch.float64)
+        graph.edges, own, torch.randn(15, c, c, generator=generator, dtype=torch.float64)
     )
 
 
@@ -90,9 +89,7 @@ def test_any_weights_give_a_bound_and_zero_is_zero():
     root = float(torch.linalg.eigvals(matrix.to_dense()).abs().max())
     for _ in range(5):
         assert float(quotients(matrix, torch.rand(6, 3).double() + 0.01).max()) >= root
-    zero = BlockMatrix(
-        matrix.incidence, torch.zeros_like(matrix.own), torch.zeros_like(matrix.edge)
-    )
+    zero = BlockMatrix(matrix.edges, torch.zeros_like(matrix.own), torch.zeros_like(matrix.edge))
     assert collatz_wielandt(zero).upper < 1e-200
 
 

@@ -25,12 +25,13 @@ import torch
 from torch import Tensor, nn
 
 from sheafdeq.equilibrium import EquilibriumModel, Readout
-from sheafdeq.recurrence import Incidence, node_field
+from sheafdeq.edges import Edges
+from sheafdeq.recurrence import node_field
 
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    incidence: Incidence
+    edges: Edges
     drive: Tensor = node_field()
 
 
@@ -45,16 +46,16 @@ class Average(EquilibriumModel):
         self.readout = Readout(width, out_channels)
 
     def prepare(self, graph):
-        return Context(Incidence.of(graph), self.encoder(graph.x))
+        return Context(graph.edges, self.encoder(graph.x))
 
     def initial_state(self, context):
         return torch.zeros_like(context.drive)
 
     def step(self, state, context):
-        return self.local_step(state, state[context.incidence.source], context)
+        return self.local_step(state, state[context.edges.source], context)
 
     def local_step(self, own, received, context):
-        edges = context.incidence
+        edges = context.edges
         total = torch.zeros_like(context.drive).index_add(0, edges.target, received)
         return self.gain * torch.tanh(total / edges.degree[:, None]) + context.drive
 

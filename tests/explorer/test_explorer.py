@@ -89,7 +89,7 @@ def test_a_random_start_is_the_diagnostics_start(scene, actor):
 def test_late_messages_are_those_of_the_simulation(scene, actor):
     schedule = Schedule(3, 2, seed=5)
     shot = film_late(scene, actor, schedule, iterations=25, keep=100)
-    incidence = actor.model.prepare(scene.graph).incidence
+    incidence = actor.model.prepare(scene.graph).edges
     slots = []
     for slot in schedule.slots(incidence):
         slots.append(slot)

@@ -273,6 +273,7 @@ def test_a_model_reaches_what_matters_and_nothing_else():
     assert {
         "sheafdeq.solvers.iterate",
         "sheafdeq.ops.sheaf_step",
+        "sheafdeq.edges",
         "sheafdeq.equilibrium",
     } <= modules
     assert not any(

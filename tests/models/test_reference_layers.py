@@ -10,19 +10,14 @@ from torch_geometric.nn import APPNP as PygAPPNP
 from torch_geometric.nn import GATConv, GCNConv, TransformerConv
 
 from sheafdeq.data.graph import Graph
+from sheafdeq.edges import Edges
+from sheafdeq.layers.adjacency import gcn_weights, propagate
+from sheafdeq.layers.attention import attend
 from sheafdeq.models.appnp import APPNP
 from sheafdeq.models.gat import GATLayer
 from sheafdeq.models.gcn import GCN
 from sheafdeq.models.loop_transformer import LoopTransformer
-from sheafdeq.ops.sparse import (
-    Pattern,
-    aggregate,
-    attend,
-    correlate,
-    gcn_weights,
-    pattern_of,
-    propagate,
-)
+from sheafdeq.ops.sparse import aggregate, correlate
 
 
 def random_graph(n: int = 9, e: int = 25, edge_dim: int | None = None, seed: int = 0) -> Graph:
@@ -39,18 +34,18 @@ def random_graph(n: int = 9, e: int = 25, edge_dim: int | None = None, seed: int
     return Graph.build(torch.randn(n, 5, generator=generator, dtype=torch.float64), pairs, attr)
 
 
-def random_pattern(rows: int, columns: int, entries: int, seed: int) -> Pattern:
+def random_edges(rows: int, columns: int, entries: int, seed: int) -> Edges:
     generator = torch.Generator().manual_seed(seed)
     row = torch.randint(rows, (entries,), generator=generator).sort().values
     offsets = torch.cat(
         [torch.zeros(1, dtype=torch.int64), torch.bincount(row, minlength=rows).cumsum(0)]
     )
-    return Pattern(offsets, torch.randint(columns, (entries,), generator=generator), columns)
+    return Edges(torch.randint(columns, (entries,), generator=generator), offsets, columns)
 
 
-def dense(pattern: Pattern, values: torch.Tensor) -> torch.Tensor:
-    matrix = values.new_zeros(pattern.num_rows, pattern.num_columns)
-    return matrix.index_put((pattern.row, pattern.column), values, accumulate=True)
+def dense(edges: Edges, values: torch.Tensor) -> torch.Tensor:
+    matrix = values.new_zeros(edges.num_targets, edges.num_sources)
+    return matrix.index_put((edges.target, edges.source), values, accumulate=True)
 
 
 @settings(max_examples=25, deadline=None)
@@ -64,28 +59,28 @@ def dense(pattern: Pattern, values: torch.Tensor) -> torch.Tensor:
 def test_products_equal_their_dense_twins(
     rows: int, columns: int, entries: int, width: int, seed: int
 ) -> None:
-    pattern = random_pattern(rows, columns, entries, seed)
+    edges = random_edges(rows, columns, entries, seed)
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(entries, generator=generator, dtype=torch.float64)
     table = torch.randn(columns, width, generator=generator, dtype=torch.float64)
     left = torch.randn(rows, width, generator=generator, dtype=torch.float64)
-    assert torch.allclose(aggregate(values, table, pattern), dense(pattern, values) @ table)
+    assert torch.allclose(aggregate(values, table, edges), dense(edges, values) @ table)
     assert torch.allclose(
-        correlate(left, table, pattern), (left @ table.T)[pattern.row, pattern.column]
+        correlate(left, table, edges), (left @ table.T)[edges.target, edges.source]
     )
 
 
 def test_products_are_differentiable_twice_and_forward() -> None:
-    pattern = random_pattern(4, 5, 9, 1)
+    edges = random_edges(4, 5, 9, 1)
     values = torch.randn(9, dtype=torch.float64, requires_grad=True)
     table = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
     left = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
 
     def first(v: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        return aggregate(v, t, pattern)
+        return aggregate(v, t, edges)
 
     def second(a: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        return correlate(a, t, pattern)
+        return correlate(a, t, edges)
 
     for function, inputs in ((first, (values, table)), (second, (left, table))):
         assert torch.autograd.gradcheck(function, inputs)
@@ -99,42 +94,42 @@ def test_products_are_differentiable_twice_and_forward() -> None:
 
 
 def test_blocks_and_heads_equal_dense() -> None:
-    pattern = random_pattern(4, 5, 9, 2)
+    edges = random_edges(4, 5, 9, 2)
     maps = torch.randn(9, 3, 3, dtype=torch.float64)
     table = torch.randn(5, 3, 2, dtype=torch.float64)
     result = (
-        aggregate(maps.transpose(0, 1).reshape(-1), table.reshape(-1, 2), pattern.blocks(3))
+        aggregate(maps.transpose(0, 1).reshape(-1), table.reshape(-1, 2), edges.blocks(3))
         .view(3, 4, 2)
         .transpose(0, 1)
     )
     expected = torch.zeros(4, 3, 2, dtype=torch.float64).index_add(
-        0, pattern.row, maps @ table[pattern.column]
+        0, edges.target, maps @ table[edges.source]
     )
     assert torch.allclose(result, expected)
     weights = torch.randn(3, 9, dtype=torch.float64)
     result = aggregate(
-        weights.reshape(-1), table.transpose(0, 1).reshape(-1, 2), pattern.heads(3)
+        weights.reshape(-1), table.transpose(0, 1).reshape(-1, 2), edges.heads(3)
     ).view(3, 4, 2)
     for h in range(3):
-        assert torch.allclose(result[h], dense(pattern, weights[h]) @ table[:, h])
+        assert torch.allclose(result[h], dense(edges, weights[h]) @ table[:, h])
 
 
 def test_a_row_without_neighbours_attends_to_nothing() -> None:
-    pattern = Pattern(torch.tensor([0, 0, 2]), torch.tensor([0, 1]), 2)
+    edges = Edges(torch.tensor([0, 1]), torch.tensor([0, 0, 2]), 2)
     query, key, value = (
         torch.randn(1, 2, 3, dtype=torch.float64, requires_grad=True) for _ in range(3)
     )
-    result = attend(query, key, value, pattern)
+    result = attend(query, key, value, edges)
     assert torch.equal(result[0, 0], torch.zeros(3, dtype=torch.float64))
     result.sum().backward()
     assert all(torch.isfinite(t.grad).all() for t in (query, key, value))  # type: ignore[arg-type]
 
 
 def test_attention_does_not_overflow() -> None:
-    pattern = Pattern(torch.tensor([0, 2]), torch.tensor([0, 1]), 2)
+    edges = Edges(torch.tensor([0, 1]), torch.tensor([0, 2]), 2)
     query, key = torch.full((1, 1, 1), 1e4), torch.tensor([[[1e4], [-1e4]]])
     assert torch.allclose(
-        attend(query, key, torch.tensor([[[1.0], [2.0]]]), pattern), torch.tensor([[[1.0]]])
+        attend(query, key, torch.tensor([[[1.0], [2.0]]]), edges), torch.tensor([[[1.0]]])
     )
 
 
@@ -157,7 +152,7 @@ def test_gat_layer() -> None:
     theirs.att_dst.copy_(ours.target_score[None])
     ours.bias.normal_()
     theirs.bias.copy_(ours.bias)
-    assert torch.allclose(ours(graph.x, pattern_of(graph)), theirs(graph.x, graph.edge_index))
+    assert torch.allclose(ours(graph.x, graph.edges), theirs(graph.x, graph.edge_index))
 
 
 @torch.no_grad()
@@ -174,7 +169,7 @@ def test_loop_transformer_attention(edge_dim: int | None) -> None:
     attr = graph.edge_attr if edge_dim else torch.zeros(graph.num_edges, 1, dtype=torch.float64)
     state = torch.randn(graph.num_nodes, 12, dtype=torch.float64)
     expected = theirs(state, graph.edge_index, attr)
-    assert torch.allclose(ours.convolve(state, state, context.pattern, context), expected)
+    assert torch.allclose(ours.convolve(state, state, context.edges, context), expected)
 
 
 @torch.no_grad()
@@ -188,11 +183,9 @@ def test_appnp_propagation() -> None:
 
 def test_gcn_weights_without_self_loops() -> None:
     graph = random_graph()
-    weights = gcn_weights(graph, self_loops=False)
+    weights = gcn_weights(graph.edges, self_loops=False)
     adjacency = torch.zeros(9, 9, dtype=torch.float64)
     adjacency[graph.target, graph.source] = 1
     scale = adjacency.sum(1).clamp(min=1).rsqrt()
     expected = (scale[:, None] * adjacency * scale) @ graph.x
-    assert torch.allclose(
-        propagate(weights.edge, None, graph.x, graph.x, pattern_of(graph)), expected
-    )
+    assert torch.allclose(propagate(weights.edge, None, graph.x, graph.x, graph.edges), expected)

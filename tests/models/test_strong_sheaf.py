@@ -12,8 +12,7 @@ from sheafdeq.errors import InputError
 from sheafdeq.layers.gates import GATES, Gate
 from sheafdeq.models.sheaf_cascade import SheafCascade
 from sheafdeq.models.strong_sheaf import StrongSheafDEQ
-from sheafdeq.ops.gated_step import edge_product, incidence_of, pack, product
-from sheafdeq.recurrence import Incidence
+from sheafdeq.ops.gated_step import block_product_reference, edge_product
 from sheafdeq.solvers import Picard
 from sheafdeq.testing.contracts import ModelContract, example_graphs
 
@@ -82,9 +81,9 @@ class TestUntiedCascadeContract(ModelContract):
 
 
 @pytest.mark.parametrize("d", [1, 2, 3])
-def test_packed_product_equals_the_dense_matrix_and_the_edge_form(d):
+def test_block_product_equals_the_dense_matrix_and_the_edge_form(d):
     graph = random_graph(d)
-    incidence = incidence_of(graph)
+    edges = graph.edges
     n, e, q = graph.num_nodes, graph.num_edges, 4
     blocks, diagonal = (
         torch.randn(e, d, d, dtype=torch.float64),
@@ -97,33 +96,33 @@ def test_packed_product_equals_the_dense_matrix_and_the_edge_form(d):
     reference = (dense.permute(0, 2, 1, 3).reshape(n * d, n * d) @ values.view(n * d, q)).view(
         n, d, q
     )
-    packed = product(pack(blocks, diagonal, incidence), values, incidence)
-    by_edge = edge_product(blocks, values[graph.source], incidence) + diagonal @ values
+    packed = block_product_reference(blocks, diagonal, values, edges)
+    by_edge = edge_product(blocks, values[graph.source], edges) + diagonal @ values
     torch.testing.assert_close(packed, reference)
     torch.testing.assert_close(by_edge, reference)
 
 
-def test_packed_product_has_first_and_second_derivatives():
+def test_block_product_has_first_and_second_derivatives():
     graph = random_graph(5, n=4, e=7)
-    incidence = incidence_of(graph)
+    edges = graph.edges
     arguments = [
         torch.randn(s, dtype=torch.float64, requires_grad=True)
         for s in ((7, 2, 2), (4, 2, 2), (4, 2, 3))
     ]
 
     def function(blocks, diagonal, values):
-        return product(pack(blocks, diagonal, incidence), values, incidence)
+        return block_product_reference(blocks, diagonal, values, edges)
 
     assert torch.autograd.gradcheck(function, arguments)
     assert torch.autograd.gradgradcheck(function, arguments)
 
 
-def test_only_a_whole_graph_can_be_packed():
-    incidence = Incidence.of(random_graph(0)).restricted(
+def test_only_a_whole_graph_can_be_multiplied():
+    edges = random_graph(0).edges.restricted(
         torch.tensor([1, 2]), torch.tensor([], dtype=torch.int64)
     )
     with pytest.raises(InputError, match="whole graph"):
-        pack(torch.zeros(0, 2, 2), torch.zeros(2, 2, 2), incidence)
+        block_product_reference(*torch.zeros(3, 2, 2, 2).double(), edges)
 
 
 # ---------------------------------------------------------------------- the rate

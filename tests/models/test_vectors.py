@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sheafdeq.data.graph import Graph
+from sheafdeq.layers.adjacency import gcn_weights, propagate
 from sheafdeq.models.appnp import APPNP
 from sheafdeq.models.dnsd import DNSD
 from sheafdeq.models.eignn import EIGNN
 from sheafdeq.models.ignn import IGNN, project_columns
 from sheafdeq.models.neural_sheaf_diffusion import NeuralSheafDiffusion
-from sheafdeq.ops.sparse import gcn_weights, pattern_of, propagate
 from sheafdeq.solvers import Picard
 
 VECTORS = Path(__file__).parent.parent / "vectors"
@@ -62,8 +62,8 @@ def test_appnp() -> None:
 @torch.no_grad()
 def test_ignn() -> None:
     graph, data = vector("ignn")
-    weights = gcn_weights(graph, self_loops=True)
-    propagated = propagate(weights.edge, weights.own, graph.x, graph.x, pattern_of(graph))
+    weights = gcn_weights(graph.edges, self_loops=True)
+    propagated = propagate(weights.edge, weights.own, graph.x, graph.x, graph.edges)
     solver = Picard(steps=300, tolerance=3e-6, stop_early=True, distance="sup")  # type: ignore[arg-type]
     model = IGNN(3, 4, 6, kappa=float(data["kappa"]), solver=solver).eval()
     model.recurrent.copy_(data["weight"].T)

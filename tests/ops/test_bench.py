@@ -16,7 +16,6 @@ import torch
 import sheafdeq
 from sheafdeq.cli import main
 from sheafdeq.data.community import community_graph
-from sheafdeq.recurrence import Incidence
 from sheafdeq.speed.message_passing import MessagePassingStep
 from sheafdeq.speed.work import Work, operation_count
 
@@ -26,12 +25,12 @@ def test_the_peer_is_the_same_map_with_the_same_gradients() -> None:
     work = Work(graph.to(torch.float32))
     work.model.double()
     double = graph.to(torch.float64)
-    incidence = Incidence.of(double)
+    incidence = double.edges
     context = work.model.prepare(double)
     state = (torch.rand(60, 48, dtype=torch.float64) + 0.5).requires_grad_()
     peer = MessagePassingStep(work.model)
     ours = work.model.step(state, context)
-    theirs = peer(state, context.drive, double.edge_index, incidence.degree, incidence.edge_weight)
+    theirs = peer(state, context.drive, double.edge_index, incidence.degree, incidence.weight)
     torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
     parameters = [
         state,

@@ -13,21 +13,14 @@ from torch import Tensor
 
 from ops.test_sheaf_step import TOLERANCE, disagreement, needs_native, random_graph
 from sheafdeq.data.graph import Graph
+from sheafdeq.edges import Edges
 from sheafdeq.errors import InputError
 from sheafdeq.layers.gates import GATES, Gate
-from sheafdeq.ops import EdgeLayout, use_kernel
+from sheafdeq.ops import use_kernel
 from sheafdeq.ops.block_kernel import native_blocks, native_gated_step, native_split_blocks
-from sheafdeq.ops.gated_step import (
-    edge_product,
-    gated_map,
-    generate,
-    generate_parts,
-    incidence_of,
-    propagate,
-    reweighted,
-)
+from sheafdeq.ops.gated_step import block_product, edge_product, gated_map
 from sheafdeq.ops.native_module import native_module
-from sheafdeq.recurrence import Incidence
+from sheafdeq.ops.sheaf_blocks import generate, generate_parts
 
 pytestmark = needs_native
 
@@ -52,13 +45,11 @@ def generation(
     return [*tensors[:5], tensors[5].detach().abs().requires_grad_()] if bounded else tensors[:5]
 
 
-def generated(tensors: list[Tensor], incidence: Incidence, sign: int = -1) -> Tensor:
+def generated(tensors: list[Tensor], edges: Edges, sign: int = -1) -> Tensor:
     if len(tensors) > 5:
-        parts = [
-            tensor for part in generate_parts(*tensors, incidence, sign=sign) for tensor in part
-        ]  # type: ignore[arg-type]
+        parts = [tensor for part in generate_parts(*tensors, edges, sign=sign) for tensor in part]  # type: ignore[arg-type]
     else:
-        parts = list(generate(*tensors, incidence, sign=1, softening=1e-3))
+        parts = list(generate(*tensors, edges, sign=1, softening=1e-3))
     return torch.cat([tensor.reshape(-1) for tensor in parts])
 
 
@@ -82,10 +73,10 @@ def stepping(
     return tensors
 
 
-def stepped(tensors: list[Tensor], incidence: Incidence, gate: Gate) -> Tensor:
+def stepped(tensors: list[Tensor], edges: Edges, gate: Gate) -> Tensor:
     state, base, mixing, blocks, diagonal, *rest = tensors
     options: dict[str, Any] = {"stalk_mixing": rest[0], "minus": (rest[1], rest[2])} if rest else {}
-    return gated_map(blocks, diagonal, mixing, base, gate, incidence, **options)(state)
+    return gated_map(blocks, diagonal, mixing, base, gate, edges, **options)(state)
 
 
 def results(function: Any, tensors: list[Tensor], *options: Any) -> list[Tensor]:
@@ -135,11 +126,11 @@ def test_generated_blocks_agree(recipe: Any, d: int, h: int, bounded: bool, doub
     graph = build(recipe, dtype)
     tensors = generation(graph, d, h, recipe[2], dtype, bounded)
     if not double:  # a unit within rounding of the kink may fall on either side: keep away from it
-        incidence = Incidence.of(graph)
-        hidden = tensors[0][incidence.source] + tensors[1][incidence.target] + tensors[2]
+        edges = graph.edges
+        hidden = tensors[0][edges.source] + tensors[1][edges.target] + tensors[2]
         near = hidden.abs() < 1e-4
         tensors[2] = (tensors[2] + near * 1e-2).detach().requires_grad_()
-    ours, theirs = both(generated, tensors, incidence_of(graph))
+    ours, theirs = both(generated, tensors, graph.edges)
     assert disagreement(ours, theirs) < TOLERANCE[dtype]
 
 
@@ -158,22 +149,22 @@ def test_gated_steps_agree(
     dtype = torch.float64 if double else torch.float32
     graph = build(recipe, dtype)
     tensors = stepping(graph, d, q, recipe[2], dtype, sizes)
-    ours, theirs = both(stepped, tensors, incidence_of(graph), GATES[gate])
+    ours, theirs = both(stepped, tensors, graph.edges, GATES[gate])
     assert disagreement(ours, theirs, d) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize(("d", "q"), [(1, 5), (3, 16), (7, 3)])
 def test_plain_product_is_the_edge_form(d: int, q: int) -> None:
     graph = random_graph(11, 50, 3)
-    incidence = incidence_of(graph)
+    edges = graph.edges
     blocks, diagonal, values = draw(3, torch.float64, (50, d, d), (11, d, d), (11, d, q))
 
     def function(tensors: list[Tensor]) -> Tensor:
-        return propagate(*tensors, incidence)  # type: ignore[arg-type]
+        return block_product(*tensors, edges)  # type: ignore[arg-type]
 
     def plain(tensors: list[Tensor]) -> Tensor:
         blocks, diagonal, values = tensors
-        return edge_product(blocks, values[graph.source], incidence) + diagonal @ values
+        return edge_product(blocks, values[graph.source], edges) + diagonal @ values
 
     assert (
         disagreement(
@@ -189,7 +180,7 @@ def test_generation_passes_gradcheck(bounded: bool) -> None:
     graph = random_graph(5, 11, 1)
     tensors = generation(graph, 2, 3, 1, torch.float64, bounded)
     assert torch.autograd.gradcheck(
-        lambda *inputs: generated(list(inputs), incidence_of(graph)), tensors, atol=1e-6
+        lambda *inputs: generated(list(inputs), graph.edges), tensors, atol=1e-6
     )
 
 
@@ -199,22 +190,21 @@ def test_gated_step_passes_gradcheck(gate: str, sizes: bool) -> None:
     graph = random_graph(5, 11, 2)
     tensors = stepping(graph, 2, 3, 2, torch.float64, sizes)
     assert torch.autograd.gradcheck(
-        lambda *inputs: stepped(list(inputs), incidence_of(graph), GATES[gate]), tensors, atol=1e-6
+        lambda *inputs: stepped(list(inputs), graph.edges, GATES[gate]), tensors, atol=1e-6
     )
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_repeated_runs_are_bitwise_equal(threads: int) -> None:
     graph = random_graph(900, 20000, 6, torch.float32)
-    incidence = incidence_of(graph)
+    edges = graph.edges
     maps = generation(graph, 3, 24, 6, torch.float32, True)
     tensors = stepping(graph, 3, 16, 6, torch.float32, False)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
         first, second = (
-            results(generated, maps, incidence)
-            + results(stepped, tensors, incidence, GATES["balance"])
+            results(generated, maps, edges) + results(stepped, tensors, edges, GATES["balance"])
             for _ in range(2)
         )
     finally:
@@ -222,8 +212,8 @@ def test_repeated_runs_are_bitwise_equal(threads: int) -> None:
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     with use_kernel("reference"):
         theirs = (
-            results(generated, maps, incidence)[:1]
-            + results(stepped, tensors, incidence, GATES["balance"])[:1]
+            results(generated, maps, edges)[:1]
+            + results(stepped, tensors, edges, GATES["balance"])[:1]
         )
     assert disagreement([first[0], first[7]], theirs) < 1e-5
 
@@ -244,7 +234,7 @@ def test_every_instruction_set_agrees() -> None:
                 (generated, maps, ()),
                 (stepped, tensors, (GATES["tanh"],)),
             ):
-                ours, theirs = both(function, inputs, incidence_of(graph), *options)
+                ours, theirs = both(function, inputs, graph.edges, *options)
                 assert disagreement(ours, theirs) < 1e-11
     finally:
         module.choose_instruction_set(chosen)
@@ -261,7 +251,7 @@ def test_nothing_of_edges_times_channels_is_saved() -> None:
 
     tensors = stepping(graph, d, q, 7, torch.float64, False)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        stepped(tensors, incidence_of(graph), GATES["rational"])
+        stepped(tensors, graph.edges, GATES["rational"])
     assert max(saved) == 4000 * d * d
 
 
@@ -269,22 +259,22 @@ def test_other_weights_on_the_same_edges() -> None:
     graph = random_graph(8, 30, 5)
     tensors = generation(graph, 2, 4, 5, torch.float64, False)
     weight = torch.rand(30, dtype=torch.float64)
-    ours, theirs = both(generated, tensors, reweighted(incidence_of(graph), weight))
+    ours, theirs = both(generated, tensors, graph.edges.reweighted(weight))
     assert disagreement(ours, theirs) < 1e-11
-    assert not torch.equal(ours[0], generated(tensors, incidence_of(graph)).detach())
+    assert not torch.equal(ours[0], generated(tensors, graph.edges).detach())
 
 
 def test_a_gate_of_ones_own_is_applied_in_pytorch() -> None:
     graph = random_graph(6, 20, 6)
     tensors = stepping(graph, 2, 3, 6, torch.float64, False)
     own = Gate("own", lambda plus, minus: plus.sin() * minus, GATES["tanh"].coefficient)
-    ours, theirs = both(stepped, tensors, incidence_of(graph), own)
+    ours, theirs = both(stepped, tensors, graph.edges, own)
     assert disagreement(ours, theirs) < 1e-11
 
 
 def test_wrong_shapes_and_types_are_refused() -> None:
     graph = random_graph(6, 20, 6)
-    layout = EdgeLayout.of(graph)
+    layout = graph.edges
     maps = [tensor.detach() for tensor in generation(graph, 2, 8, 6, torch.float64, True)]
     maps[5] = maps[5].view(20, 8)
     weight = torch.ones(20, dtype=torch.float64)
@@ -323,6 +313,6 @@ def test_both_parts_of_a_graph_without_edges_are_written(dtype: torch.dtype) -> 
         dirt = [torch.full((n, d, d), float(value), dtype=dtype) for _ in range(16)]
         del dirt
         with torch.no_grad():
-            (_, plus), (_, minus) = generate_parts(*tensors, incidence_of(graph), sign=-1)
+            (_, plus), (_, minus) = generate_parts(*tensors, graph.edges, sign=-1)
         assert torch.equal(plus, expected)
         assert torch.equal(minus, torch.zeros(n, d, d, dtype=dtype))

@@ -13,7 +13,6 @@ from ops.test_sheaf_step import (
     step_arguments,
     value_and_gradients,
 )
-from sheafdeq.ops import EdgeLayout
 
 
 @pytest.mark.slow
@@ -21,7 +20,7 @@ from sheafdeq.ops import EdgeLayout
 def test_compiled_step_agrees() -> None:
     graph = random_graph(60, 300, 1, torch.float64)
     tensors = step_arguments(graph, 3, 4, 6)
-    layout = EdgeLayout.of(graph)
+    layout = graph.edges
 
     def step(*inputs: torch.Tensor) -> torch.Tensor:
         return sheaf_step(*inputs, None, 1.3, 2.0, True, layout, 3, 4)  # type: ignore[arg-type]

@@ -15,8 +15,9 @@ from sheafdeq.layers.gates import GATES
 from sheafdeq.layers.rows import bounded_rows, scaled_rows, unit_rows
 from sheafdeq.models import SheafCascade, SheafDEQ, StrongSheafDEQ
 from sheafdeq.models.strong_attention import StrongAttnDEQ
-from sheafdeq.ops import EdgeLayout, use_kernel
+from sheafdeq.ops import use_kernel
 from sheafdeq.ops.gated_step import two_parts
+from sheafdeq.ops.native_calls import native_layout
 from sheafdeq.threads import set_threads, thread_count
 
 KERNELS = [pytest.param("native", marks=needs_native), "reference"]
@@ -244,7 +245,7 @@ def test_too_many_threads_are_refused_by_name():
 
 @needs_native
 def test_the_kernel_refuses_them_itself():
-    native = EdgeLayout.of(ring()).native
+    native = native_layout(ring().edges)
     assert native.threads(1024) == 1
     for count in (100_000, 0, -5):
         with pytest.raises(ValueError, match="threads must be between 1 and 1024"):

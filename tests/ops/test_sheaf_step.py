@@ -13,9 +13,9 @@ from torch import Tensor
 
 from sheafdeq import ops
 from sheafdeq.data.graph import Graph
+from sheafdeq.edges import Edges
 from sheafdeq.errors import InputError
 from sheafdeq.ops import (
-    EdgeLayout,
     Layers,
     StepOptions,
     StepWeights,
@@ -75,7 +75,7 @@ def step_arguments(
 
 
 def table_arguments(
-    layout: EdgeLayout,
+    layout: Edges,
     d: int,
     q: int,
     h: int,
@@ -144,7 +144,7 @@ def test_step_agrees_with_the_reference(
 ) -> None:
     graph = random_graph(n, e, seed, dtype)
     tensors = step_arguments(graph, d, q, h, seed, edge_features, dtype)
-    options = (1.3, 2.0, pre_norm, EdgeLayout.of(graph), d, q)
+    options = (1.3, 2.0, pre_norm, graph.edges, d, q)
     with use_kernel("native"):
         ours = value_and_gradients(sheaf_step, tensors, *options)
     theirs = value_and_gradients(sheaf_step_reference, tensors, *options)
@@ -165,7 +165,7 @@ def test_step_agrees_with_the_reference(
     "instruction_set", native_module().instruction_sets() if native_available() else []
 )
 def test_every_instruction_set_and_many_blocks(dtype: torch.dtype, instruction_set: str) -> None:
-    layout = EdgeLayout.of(random_graph(700, 9000, 1, dtype))
+    layout = random_graph(700, 9000, 1, dtype).edges
     tensors = table_arguments(layout, 3, 16, 48, 1, True, dtype)
     options = (layout, 3, 16)
     module = native_module()
@@ -186,7 +186,7 @@ def test_every_instruction_set_and_many_blocks(dtype: torch.dtype, instruction_s
 def test_the_comparison_rejects_a_wrong_gradient() -> None:
     graph = random_graph(10, 30, 3)
     tensors = step_arguments(graph, 2, 3, 4)
-    exact = value_and_gradients(sheaf_step, tensors, 1.3, 2.0, True, EdgeLayout.of(graph), 2, 3)
+    exact = value_and_gradients(sheaf_step, tensors, 1.3, 2.0, True, graph.edges, 2, 3)
     wrong = [t.clone() for t in exact]
     wrong[5][0] += 1e-6 * wrong[5].abs().max()
     assert disagreement(wrong, exact, 2) > TOLERANCE[torch.float64]
@@ -197,7 +197,7 @@ def test_the_comparison_rejects_a_wrong_gradient() -> None:
 def test_other_norms_use_the_same_edge_pass(norm_order: float) -> None:
     graph = random_graph(12, 40, 5)
     tensors = step_arguments(graph, 3, 4, 6)
-    options = (1.3, norm_order, True, EdgeLayout.of(graph), 3, 4)
+    options = (1.3, norm_order, True, graph.edges, 3, 4)
     ours = value_and_gradients(sheaf_step, tensors, *options)
     assert disagreement(ours, value_and_gradients(sheaf_step_reference, tensors, *options)) < 1e-11
 
@@ -221,7 +221,7 @@ def test_propagation_reads_any_table(
     pointer = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
     source = torch.randint(0, m, (e,), generator=generator)
     weight = torch.rand(e, generator=generator, dtype=dtype)
-    layout = EdgeLayout.build(source, pointer, weight, counts.clamp(min=1).to(dtype), m)
+    layout = Edges.build(source, pointer, weight, counts.clamp(min=1).to(dtype), m)
     tensors = table_arguments(layout, d, 3, 5, seed, with_edges, dtype)
     ours = value_and_gradients(sheaf_propagate, tensors, layout, d, 3)
     theirs = value_and_gradients(sheaf_propagate_reference, tensors, layout, d, 3)
@@ -233,7 +233,7 @@ def test_propagation_reads_any_table(
 def test_gradcheck(d: int) -> None:
     graph = random_graph(6, 14, 2)
     tensors = step_arguments(graph, d, 2, 3, edge_features=True)
-    layout = EdgeLayout.of(graph)
+    layout = graph.edges
 
     def step(*inputs: Tensor) -> Tensor:
         return sheaf_step(*inputs, 1.3, 2.0, True, layout, d, 2)  # type: ignore[arg-type]
@@ -249,7 +249,7 @@ def test_gradcheck(d: int) -> None:
 def test_graph_without_edges_keeps_its_values(dtype: torch.dtype) -> None:
     graph = random_graph(5, 0, 0, dtype)
     tensors = step_arguments(graph, 3, 4, 5, dtype=dtype)
-    out = sheaf_step(*tensors, 1.3, 2.0, True, EdgeLayout.of(graph), 3, 4)  # type: ignore[arg-type]
+    out = sheaf_step(*tensors, 1.3, 2.0, True, graph.edges, 3, 4)  # type: ignore[arg-type]
     state, drive, mixing, channel = tensors[0], tensors[1], tensors[10], tensors[11]
     assert state is not None
     expected = torch.tanh((mixing @ state.view(5, 3, 4) @ channel).reshape(5, 12)) + 1.3 + drive  # type: ignore[operator]
@@ -262,7 +262,7 @@ def test_zero_maps_do_not_propagate_and_have_finite_gradients() -> None:
     tensors = step_arguments(graph, 3, 4, 5)
     for i in range(6, 10):
         tensors[i] = torch.zeros_like(tensors[i]).requires_grad_()  # type: ignore[arg-type]
-    options = (1.3, 2.0, True, EdgeLayout.of(graph), 3, 4)
+    options = (1.3, 2.0, True, graph.edges, 3, 4)
     ours = value_and_gradients(sheaf_step, tensors, *options)
     assert all(bool(torch.isfinite(t).all()) for t in ours)
     assert disagreement(ours, value_and_gradients(sheaf_step_reference, tensors, *options)) < 1e-11
@@ -276,7 +276,7 @@ def test_what_is_not_a_number_is_not_hidden(dtype: torch.dtype, bad: float) -> N
     tensors = step_arguments(graph, 2, 8, 16, dtype=dtype)
     state = tensors[0].detach().clone()  # type: ignore[union-attr]
     state[0, 3] = bad
-    out = sheaf_step(state, *tensors[1:], 1.3, 2.0, True, EdgeLayout.of(graph), 2, 8)  # type: ignore[arg-type]
+    out = sheaf_step(state, *tensors[1:], 1.3, 2.0, True, graph.edges, 2, 8)  # type: ignore[arg-type]
     assert bool(torch.isnan(out[0]).any())
     assert bool(torch.isnan(out[1]).all())  # hears node 0
     assert bool(torch.isfinite(out[3]).all())  # hears nobody
@@ -290,7 +290,7 @@ def test_what_is_not_a_number_is_not_hidden(dtype: torch.dtype, bad: float) -> N
 def test_bitwise_repeatable_for_a_thread_count(threads: int) -> None:
     graph = random_graph(900, 20000, 6, torch.float32)
     tensors = step_arguments(graph, 3, 16, 24, 6, True, torch.float32)
-    options = (1.3, 2.0, True, EdgeLayout.of(graph), 3, 16)
+    options = (1.3, 2.0, True, graph.edges, 3, 16)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
@@ -316,14 +316,14 @@ def test_nothing_of_the_size_of_the_edges_is_saved() -> None:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        sheaf_step(*tensors, 1.3, 2.0, True, EdgeLayout.of(graph), 3, 4)  # type: ignore[arg-type]
+        sheaf_step(*tensors, 1.3, 2.0, True, graph.edges, 3, 4)  # type: ignore[arg-type]
     assert max(saved) <= 50 * 3 * 4
 
 
 def test_reference_is_twice_differentiable_and_native_is_used_once_only() -> None:
     graph = random_graph(4, 8, 8)
     tensors = step_arguments(graph, 2, 2, 3)
-    layout = EdgeLayout.of(graph)
+    layout = graph.edges
     with use_kernel("reference"):
         out = sheaf_step(*tensors, 1.3, 2.0, True, layout, 2, 2)  # type: ignore[arg-type]
     (first,) = torch.autograd.grad(out.sum(), [tensors[0]], create_graph=True)
@@ -334,7 +334,7 @@ def test_reference_is_twice_differentiable_and_native_is_used_once_only() -> Non
 def test_function_transforms_get_the_reference() -> None:
     graph = random_graph(4, 8, 8)
     tensors = step_arguments(graph, 2, 2, 3)
-    layout = EdgeLayout.of(graph)
+    layout = graph.edges
     rest = [None if t is None else t.detach() for t in tensors[1:]]
 
     def step(state: Tensor) -> Tensor:
@@ -358,7 +358,7 @@ def test_malformed_layouts_are_refused() -> None:
         "degree": torch.ones(2),
         "num_sources": 2,
     }
-    EdgeLayout.build(**good)  # type: ignore[arg-type]
+    Edges.build(**good)  # type: ignore[arg-type]
     for name, value in (
         ("source", torch.tensor([0, 1, 2])),
         ("source", torch.tensor([0, -1, 1])),
@@ -374,7 +374,7 @@ def test_malformed_layouts_are_refused() -> None:
         ("num_sources", 1),
     ):
         with pytest.raises(InputError):
-            EdgeLayout.build(**{**good, name: value})  # type: ignore[arg-type]
+            Edges.build(**{**good, name: value})  # type: ignore[arg-type]
 
 
 @needs_native
@@ -398,7 +398,7 @@ def test_the_extension_checks_for_itself() -> None:
 def test_a_layout_changed_afterwards_does_no_harm() -> None:
     graph = random_graph(5, 12, 9)
     tensors = step_arguments(graph, 2, 2, 3)
-    layout = EdgeLayout.of(graph)
+    layout = graph.edges
     options = (1.3, 2.0, True, layout, 2, 2)
     before = sheaf_step(*tensors, *options)  # type: ignore[arg-type]
     layout.source[:] = 10**6
@@ -407,7 +407,7 @@ def test_a_layout_changed_afterwards_does_no_harm() -> None:
 
 def test_wrong_shapes_and_types_are_refused() -> None:
     graph = random_graph(5, 12, 9)
-    layout = EdgeLayout.of(graph)
+    layout = graph.edges
     for position in range(13):
         tensors = step_arguments(graph, 2, 2, 3, edge_features=True)
         tensors[position] = tensors[position].detach()[:-1]  # type: ignore[union-attr]

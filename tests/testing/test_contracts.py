@@ -46,7 +46,7 @@ class WrongGradient(LinearAverage):
     def prepare(self, graph):
         context = super().prepare(graph)
         half = 0.5 * context.drive + 0.5 * context.drive.detach()
-        return type(context)(context.incidence, half)
+        return type(context)(context.edges, half)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@ ramp."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -228,9 +230,7 @@ def test_augmentation_changes_features_and_edges_only_as_asked(graph):
 
 
 def test_edge_features_follow_their_edges(graph):
-    marked = Graph(
-        graph.x, graph.edge_index, graph.edge_index.T.float(), graph.graph_of_node, graph.num_graphs
-    )
+    marked = replace(graph, edge_attr=graph.edge_index.T.float())
     thinned = augmented(marked, AugmentationConfig(edge_dropout=0.3))
     assert torch.equal(thinned.edge_attr, thinned.edge_index.T.float())
 

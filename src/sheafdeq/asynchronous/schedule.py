@@ -13,7 +13,7 @@ neighbours j and all t,
     (3) node i reads its own state fresh, through a self-loop too.
 
 :class:`Schedule` holds the parameters and a seed; the slots are a pure function of these and of the
-incidence, drawn slot by slot
+edges, drawn slot by slot
 from a counter-based generator (Philox keyed by seed, slot and purpose), so memory does not grow and
 any run can be repeated.
 :class:`Recording` is a stretch of slots written out in full (to store, edit or replay).
@@ -33,8 +33,8 @@ from torch import Tensor
 
 from sheafdeq.asynchronous.channel import RELIABLE, Channel, Link
 from sheafdeq.asynchronous.stream import Purpose, stream
+from sheafdeq.edges import Edges
 from sheafdeq.errors import InputError
-from sheafdeq.recurrence import Incidence
 
 __all__ = ["Conditions", "Recording", "Schedule", "Slot", "SlotSource", "Violation"]
 
@@ -45,7 +45,7 @@ class Slot:
 
     time: int
     active: Tensor  # (a,) int64, ascending: the nodes that update
-    delay: Tensor  # (edges into active,) int64, in the order of ``incidence.edges_into(active)``
+    delay: Tensor  # (edges into active,) int64, in the order of ``edges.edges_into(active)``
     # (a,) int64; None means fresh, which is the only thing condition (3) admits
     own_delay: Tensor | None = None
 
@@ -62,7 +62,7 @@ class SlotSource(Protocol):
     def delay_bound(self) -> int:
         """The promised bound tau on every delay (losses included)."""
 
-    def slots(self, incidence: Incidence) -> Iterator[Slot]:
+    def slots(self, edges: Edges) -> Iterator[Slot]:
         """Slot 0, slot 1, ..."""
 
     def describe(self) -> dict[str, Any]:
@@ -128,14 +128,14 @@ class Schedule:
         """Whether this is plain Picard iteration."""
         return self.window == 1 and self.delay_bound == 0
 
-    def slots(self, incidence: Incidence) -> Iterator[Slot]:
+    def slots(self, edges: Edges) -> Iterator[Slot]:
         """Slot 0, 1, ... without end; every call starts again and yields the same slots."""
-        n = incidence.num_targets
-        loops = (incidence.source == incidence.target).numpy()
+        n = edges.num_targets
+        loops = (edges.source == edges.target).numpy()
         link = (
             None
             if self.channel.reliable
-            else Link(self.channel, self.max_delay, self.seed, len(incidence.source))
+            else Link(self.channel, self.max_delay, self.seed, len(edges.source))
         )
         due = stream(self.seed, 0, Purpose.FIRST).integers(0, self.update_window, size=n)
         time = 0
@@ -143,16 +143,16 @@ class Schedule:
             awake = np.flatnonzero(due == time)
             due[awake] = time + self._gaps(time, len(awake))
             active = torch.from_numpy(awake)
-            edges = incidence.edges_into(active).numpy()
+            arriving = edges.edges_into(active).numpy()
             if link is not None:
-                delay = link.advance(time)[edges]
+                delay = link.advance(time)[arriving]
             elif self.max_delay == 0:
-                delay = np.zeros(len(edges), dtype=np.int64)
+                delay = np.zeros(len(arriving), dtype=np.int64)
             else:
                 delay = stream(self.seed, time, Purpose.DELAY).integers(
-                    0, min(self.max_delay, time) + 1, size=len(edges)
+                    0, min(self.max_delay, time) + 1, size=len(arriving)
                 )
-            delay[loops[edges]] = 0
+            delay[loops[arriving]] = 0
             yield Slot(time, active, torch.from_numpy(delay))
             time += 1
 
@@ -164,15 +164,15 @@ class Schedule:
             gaps = gaps + asleep * draw.integers(1, self.sleep_slots + 1, size=count)
         return gaps
 
-    def record(self, incidence: Incidence, slots: int) -> Recording:
+    def record(self, edges: Edges, slots: int) -> Recording:
         """The first ``slots`` slots in full."""
         taken = []
-        for slot in self.slots(incidence):
+        for slot in self.slots(edges):
             if slot.time >= slots:
                 break
             taken.append(slot)
         return Recording(
-            tuple(taken), self.window, self.delay_bound, incidence.num_targets, self.describe()
+            tuple(taken), self.window, self.delay_bound, edges.num_targets, self.describe()
         )
 
     def with_seed(self, seed: int) -> Schedule:
@@ -216,11 +216,11 @@ class Recording:
     num_nodes: int
     origin: dict[str, Any] = field(default_factory=dict)
 
-    def slots(self, incidence: Incidence) -> Iterator[Slot]:
+    def slots(self, edges: Edges) -> Iterator[Slot]:
         """The recorded slots, in order."""
-        if incidence.num_targets != self.num_nodes:
+        if edges.num_targets != self.num_nodes:
             raise InputError(
-                f"the recording has {self.num_nodes} nodes, the graph {incidence.num_targets}"
+                f"the recording has {self.num_nodes} nodes, the graph {edges.num_targets}"
             )
         return iter(self.taken)
 
@@ -235,9 +235,9 @@ class Recording:
             row[slot.active] = True
         return table
 
-    def check(self, incidence: Incidence) -> list[Violation]:
+    def check(self, edges: Edges) -> list[Violation]:
         """All violations of the three conditions (none for an admissible recording)."""
-        conditions = Conditions(incidence, self.window, self.delay_bound)
+        conditions = Conditions(edges, self.window, self.delay_bound)
         for slot in self.taken:
             conditions.see(slot)
         return conditions.finish()
@@ -289,14 +289,14 @@ class Conditions:
     """The three conditions of partial asynchronism, checked as the slots go by (memory: one number
     a node)."""
 
-    def __init__(self, incidence: Incidence, window: int, delay_bound: int) -> None:
-        self.incidence, self.window, self.delay_bound = incidence, window, delay_bound
-        self.last_update = torch.full((incidence.num_targets,), -1, dtype=torch.int64)
+    def __init__(self, edges: Edges, window: int, delay_bound: int) -> None:
+        self.edges, self.window, self.delay_bound = edges, window, delay_bound
+        self.last_update = torch.full((edges.num_targets,), -1, dtype=torch.int64)
         self.time = 0
         self.violations: list[Violation] = []
 
-    def see(self, slot: Slot, edges: Tensor | None = None) -> None:
-        """Check one slot; slots come in order. ``edges``: ``incidence.edges_into(slot.active)``, if
+    def see(self, slot: Slot, arriving: Tensor | None = None) -> None:
+        """Check one slot; slots come in order. ``edges``: ``edges.edges_into(slot.active)``, if
         already known."""
         t = slot.time
         if t != self.time:
@@ -310,18 +310,18 @@ class Conditions:
             slot.active[gap > self.window],
             f"waited longer than the window of {self.window} slots",
         )
-        edges = self.incidence.edges_into(slot.active) if edges is None else edges
-        if len(slot.delay) != len(edges):
+        arriving = self.edges.edges_into(slot.active) if arriving is None else arriving
+        if len(slot.delay) != len(arriving):
             self.violations.append(
-                Violation(2, t, f"{len(slot.delay)} delays for {len(edges)} incoming edges")
+                Violation(2, t, f"{len(slot.delay)} delays for {len(arriving)} incoming edges")
             )
         else:
-            target = self.incidence.target[edges]
+            target = self.edges.target[arriving]
             wrong = (slot.delay < 0) | (slot.delay > min(self.delay_bound, t))
             self._add(
                 2, t, target[wrong], f"read a delay outside 0 ... min({self.delay_bound}, {t})"
             )
-            own = (self.incidence.source[edges] == target) & (slot.delay != 0)
+            own = (self.edges.source[arriving] == target) & (slot.delay != 0)
             self._add(3, t, target[own], "read its own state late through a self-loop")
         if slot.own_delay is not None:
             self._add(3, t, slot.active[slot.own_delay != 0], "read its own state late")

@@ -27,9 +27,10 @@ from sheafdeq.asynchronous.trace import Trace
 from sheafdeq.data.graph import Graph
 from sheafdeq.diagnostics.measure import evaluating
 from sheafdeq.distances import RELATIVE_SUP
+from sheafdeq.edges import Edges
 from sheafdeq.equilibrium import EquilibriumModel
 from sheafdeq.errors import InputError
-from sheafdeq.recurrence import Incidence, restrict
+from sheafdeq.recurrence import restrict
 from sheafdeq.solvers import Status
 
 __all__ = ["Simulation", "simulate", "simulate_many"]
@@ -199,7 +200,7 @@ class _Group:
         offset: int,
     ) -> None:
         self.model, self.context, self.marks, self.observe = model, context, marks, observe
-        self.incidence: Incidence = context.incidence
+        self.edges: Edges = context.edges
         self.n, self.c = start.shape
         self.depth = max(source.delay_bound for source in sources) + 1
         self.ring = start.expand(self.depth, len(sources), -1, -1).clone()  # (depth, runs, n, c)
@@ -209,8 +210,8 @@ class _Group:
             _Run(
                 offset + i,
                 source,
-                iter(source.slots(self.incidence)),
-                Conditions(self.incidence, source.window, source.delay_bound),
+                iter(source.slots(self.edges)),
+                Conditions(self.edges, source.window, source.delay_bound),
                 Trace(self.n),
                 self.ring[0, i],
             )
@@ -237,7 +238,7 @@ class _Group:
             if slot is None:  # a recording has ended
                 run.alive = False
                 continue
-            edges = self.incidence.edges_into(slot.active)
+            edges = self.edges.edges_into(slot.active)
             self._admit(run, slot, edges, time)
             if len(slot.active) == self.n and slot.own_delay is None and not bool(slot.delay.any()):
                 fresh[i] = self.model.step(now[i], self.context)
@@ -295,7 +296,7 @@ class _Group:
         reads, owns = [], []
         for i, slot, edges in waiting:
             row = (time - slot.delay) % self.depth
-            reads.append((row * runs + i) * self.n + self.incidence.source[edges])
+            reads.append((row * runs + i) * self.n + self.edges.source[edges])
             moment = time - (
                 slot.own_delay if slot.own_delay is not None else torch.zeros_like(slot.active)
             )

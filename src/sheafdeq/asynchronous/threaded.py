@@ -59,7 +59,7 @@ class _Part:
     ) -> None:
         self.number, self.nodes = number, nodes
         self.context, edges = restrict(context, nodes)
-        source = context.incidence.source[edges]
+        source = context.edges.source[edges]
         owners = part_of_node[source]
         self.neighbours: list[int] = owners.unique().tolist()
         sizes = torch.bincount(part_of_node)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sheafdeq.recurrence import Incidence
+from sheafdeq.edges import Edges
 
 __all__ = ["BlockMatrix"]
 
@@ -21,7 +21,7 @@ class BlockMatrix:
     add up.
     """
 
-    incidence: Incidence
+    edges: Edges
     own: Tensor  # (n, c, c)
     edge: Tensor  # (e, c, c)
 
@@ -32,31 +32,31 @@ class BlockMatrix:
 
     def magnitude(self) -> BlockMatrix:
         """Entrywise absolute values (parallel blocks are not added first)."""
-        return BlockMatrix(self.incidence, self.own.abs(), self.edge.abs())
+        return BlockMatrix(self.edges, self.own.abs(), self.edge.abs())
 
     def apply(self, vector: Tensor) -> Tensor:
         """M x for x (n, c)."""
         out = torch.bmm(self.own, vector.unsqueeze(-1)).squeeze(-1)
-        messages = torch.bmm(self.edge, vector[self.incidence.source].unsqueeze(-1)).squeeze(-1)
-        return out.index_add(0, self.incidence.target, messages)
+        messages = torch.bmm(self.edge, vector[self.edges.source].unsqueeze(-1)).squeeze(-1)
+        return out.index_add(0, self.edges.target, messages)
 
     def apply_transposed(self, vector: Tensor) -> Tensor:
         """M^T x for x (n, c)."""
         out = torch.bmm(vector.unsqueeze(1), self.own).squeeze(1)
-        messages = torch.bmm(vector[self.incidence.target].unsqueeze(1), self.edge).squeeze(1)
-        return out.index_add(0, self.incidence.source, messages)
+        messages = torch.bmm(vector[self.edges.target].unsqueeze(1), self.edge).squeeze(1)
+        return out.index_add(0, self.edges.source, messages)
 
     def scale(self, rows: Tensor, columns: Tensor) -> BlockMatrix:
         """diag(rows) M diag(columns), both (n, c)."""
-        source, target = self.incidence.source, self.incidence.target
+        source, target = self.edges.source, self.edges.target
         own = rows.unsqueeze(2) * self.own * columns.unsqueeze(1)
         edge = rows[target].unsqueeze(2) * self.edge * columns[source].unsqueeze(1)
-        return BlockMatrix(self.incidence, own, edge)
+        return BlockMatrix(self.edges, own, edge)
 
     @property
     def terms(self) -> int:
         """Largest number of stored entries in one row: the length of its sum in ``apply``."""
-        pointer = self.incidence.pointer
+        pointer = self.edges.pointer
         deepest = int((pointer[1:] - pointer[:-1]).max()) if len(self.own) else 0
         return self.width * (deepest + 1)
 
@@ -64,7 +64,7 @@ class BlockMatrix:
         """(n*c, n*c), for tests and small graphs."""
         n, c = self.own.shape[:2]
         dense = self.own.new_zeros(n, n, c, c)
-        dense.index_put_((self.incidence.target, self.incidence.source), self.edge, accumulate=True)
+        dense.index_put_((self.edges.target, self.edges.source), self.edge, accumulate=True)
         index = torch.arange(n)
         dense[index, index] += self.own
         return dense.permute(0, 2, 1, 3).reshape(n * c, n * c)

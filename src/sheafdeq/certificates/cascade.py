@@ -45,9 +45,9 @@ from torch import Tensor
 from sheafdeq.certificates.collatz_wielandt import spectral_norm_bound
 from sheafdeq.certificates.problem import Problem
 from sheafdeq.diagnostics.eigenvalue import largest_eigenvalue
+from sheafdeq.edges import Edges
 from sheafdeq.models.sheaf_cascade import MAP_SOFTENING, Level, Sheaf, SheafCascade
-from sheafdeq.ops.gated_step import pack, product
-from sheafdeq.recurrence import Incidence
+from sheafdeq.ops.gated_step import block_product_reference
 
 __all__ = ["Joint", "joint_bounds", "level_rates"]
 
@@ -154,7 +154,7 @@ def joint_bounds(model: SheafCascade, context: Any, rate: float | None = None) -
         module = model._level(level)
         group = 0 if model.tied else level
         c = model.width
-        sizes = _Sizes(module, context.incidence, model.stalk_dim)
+        sizes = _Sizes(module, context.edges, model.stalk_dim)
         drive = sizes.drive(context.node_drive[:, group * c : (group + 1) * c])
         above = (drive + model.shift + 1) * (1 + SLACK)
         couplings.append(_coupling(model, sizes, upper, above))
@@ -176,8 +176,8 @@ def _diameter(upper: Tensor, shift: float) -> float:
 class _Sizes:
     """Norms of one level's weights, and the bounds that need nothing else."""
 
-    def __init__(self, module: Level, incidence: Incidence, stalk_dim: int) -> None:
-        self.module, self.incidence, self.stalk_dim = module, incidence, stalk_dim
+    def __init__(self, module: Level, edges: Edges, stalk_dim: int) -> None:
+        self.module, self.edges, self.stalk_dim = module, edges, stalk_dim
         width = module.norm.weight.shape[0]
         self.scale = float(module.norm.weight.abs().max())
         # |z_v| <= max|gamma| sqrt(c) + |bias|, whatever the state.
@@ -185,13 +185,11 @@ class _Sizes:
             torch.linalg.vector_norm(module.norm.bias)
         )
         self.message = _norm(module.message_stalk) * _norm(module.message_channel)
-        self.arriving = self.sum_of(incidence.edge_weight)  # (n,) sum of w_e
+        self.arriving = self.sum_of(edges.weight)  # (n,) sum of w_e
 
-    def sum_of(self, edges: Tensor) -> Tensor:
+    def sum_of(self, values: Tensor) -> Tensor:
         """(e,) -> (n,) sums over the edges into every node."""
-        return edges.new_zeros(self.incidence.num_targets).index_add(
-            0, self.incidence.target, edges
-        )
+        return values.new_zeros(self.edges.num_targets).index_add(0, self.edges.target, values)
 
     def drive(self, features: Tensor) -> Tensor:
         """(n, c) upper bounds of B over all states of the level below."""
@@ -208,13 +206,13 @@ class _Sizes:
 def _coupling(model: SheafCascade, sizes: _Sizes, below: Tensor, above: Tensor) -> float:
     """Lambda of one level: ``below`` and ``above`` (n, c) are the largest states of the level below
     and of the level."""
-    module, incidence, d = sizes.module, sizes.incidence, sizes.stalk_dim
+    module, edges, d = sizes.module, sizes.edges, sizes.stalk_dim
     n, c = below.shape
     if n == 0:
         return 0.0
     gamma = module.norm.weight
     normal = math.sqrt(c) * (below.mean(1) / math.sqrt(module.norm.eps)).clamp(min=1.0)  # (n,) N_v
-    source, target = incidence.source, incidence.target
+    source, target = edges.source, edges.target
     hidden = (
         _norm(module.source.weight * gamma) * normal[source]
         + _norm(module.target.weight * gamma) * normal[target]
@@ -222,13 +220,13 @@ def _coupling(model: SheafCascade, sizes: _Sizes, below: Tensor, above: Tensor) 
     source_half, target_half = module.maps.weight[: d * d], module.maps.weight[d * d :]
     source_maps = _norm(source_half) / MAP_SOFTENING * hidden  # (e,) |dF_src|
     target_maps = _norm(target_half) / MAP_SOFTENING * hidden
-    blocks = incidence.edge_weight * (source_maps + target_maps)  # |dP_e|
-    diagonal = 2.0 * sizes.sum_of(target_maps) / incidence.degree  # |dD_v|
+    blocks = edges.weight * (source_maps + target_maps)  # |dP_e|
+    diagonal = 2.0 * sizes.sum_of(target_maps) / edges.degree  # |dD_v|
     moved = sizes.sum_of(blocks)
     messages = sizes.message * sizes.scale * normal  # |dY_v|
     own = float(torch.linalg.vector_norm(module.own.weight * gamma, dim=1).max()) * normal
     drive = own + (diagonal + moved) * (sizes.message * sizes.rows) + messages
-    drive = drive + sizes.sum_of(incidence.edge_weight * messages[source])
+    drive = drive + sizes.sum_of(edges.weight * messages[source])
     states = above.view(n, d, model.channels) @ module.channel_mixing.abs()
     reach = torch.linalg.vector_norm(states, dim=1).amax(1)  # (n,) R_v
     assert model.gate.slope is not None
@@ -262,14 +260,14 @@ def level_rates(problem: Problem, state: Tensor, directions: int = 4) -> dict[st
     """
     model, context = problem.model, problem.context
     assert isinstance(model, SheafCascade)
-    incidence, c = context.incidence, model.width
+    edges, c = context.edges, model.width
     generator = torch.Generator().manual_seed(problem.seed)
     rates, couplings, radius = [], [], 0.0
     for level in range(model.levels):
         below = state[:, (level - 1) * c : level * c].contiguous() if level else None
         own = state[:, level * c : (level + 1) * c].contiguous()
         sheaf = model.sheaf(level, below, context)
-        row, operator = _log_operator(model, model._level(level), sheaf, own, incidence)
+        row, operator = _log_operator(model, model._level(level), sheaf, own, edges)
         rates.append(float(row.max()) if row.numel() else 0.0)
         found = largest_eigenvalue(operator, own.shape, tolerance=1e-4, max_restarts=300)
         radius = max(radius, found.radius)
@@ -293,19 +291,19 @@ def level_rates(problem: Problem, state: Tensor, directions: int = 4) -> dict[st
 
 
 def _log_operator(
-    model: SheafCascade, module: Level, sheaf: Sheaf, state: Tensor, incidence: Incidence
+    model: SheafCascade, module: Level, sheaf: Sheaf, state: Tensor, edges: Edges
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """(n, c) row sums of |J| and the product v -> J v of one level at ``state``, its sheaf held, in
     log coordinates."""
     d, q = model.stalk_dim, model.channels
-    entries = pack(
-        sheaf.blocks @ module.stalk_mixing, sheaf.diagonal @ module.stalk_mixing, incidence
-    )
-    sizes, mixing, mixing_sizes = entries.abs(), module.channel_mixing, module.channel_mixing.abs()
+    entries = (sheaf.blocks @ module.stalk_mixing, sheaf.diagonal @ module.stalk_mixing)
+    sizes = (entries[0].abs(), entries[1].abs())
+    mixing, mixing_sizes = module.channel_mixing, module.channel_mixing.abs()
 
     def both(x: Tensor) -> tuple[Tensor, Tensor]:
         h = x.view(-1, d, q)
-        p, g = product(entries, h @ mixing, incidence), product(sizes, h @ mixing_sizes, incidence)
+        p = block_product_reference(*entries, h @ mixing, edges)
+        g = block_product_reference(*sizes, h @ mixing_sizes, edges)
         return p.reshape(x.shape), g.reshape(x.shape)
 
     with torch.enable_grad():

@@ -152,7 +152,7 @@ def block_norms(matrix: BlockMatrix, norm: str, weights: Tensor | None = None) -
         own, edge = (
             scaled_up(b.abs().sum(2), matrix.width).amax(1) for b in (matrix.own, matrix.edge)
         )
-    return BlockMatrix(matrix.incidence, own.view(-1, 1, 1), edge.view(-1, 1, 1))
+    return BlockMatrix(matrix.edges, own.view(-1, 1, 1), edge.view(-1, 1, 1))
 
 
 def spectral_radius_estimate(matrix: BlockMatrix) -> float:

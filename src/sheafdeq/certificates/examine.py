@@ -104,10 +104,7 @@ class Local:
 def local_rates(problem: Problem, state: Tensor) -> Local | None:
     """At ``state``, in log coordinates for positive models; None for models without ``local_step``
     and for huge Jacobians."""
-    if (
-        not hasattr(problem.model, "local_step")
-        or getattr(problem.context, "incidence", None) is None
-    ):
+    if not hasattr(problem.model, "local_step") or getattr(problem.context, "edges", None) is None:
         return None
     if 8 * (state.shape[0] + problem.graph.num_edges) * state.shape[1] ** 2 > JACOBIAN_LIMIT:
         return None

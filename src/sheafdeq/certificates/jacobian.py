@@ -20,30 +20,31 @@ import torch
 from torch import Tensor
 
 from sheafdeq.certificates.blocks import BlockMatrix
+from sheafdeq.edges import Edges
 from sheafdeq.errors import InputError
-from sheafdeq.recurrence import Incidence, LocalRecurrence
+from sheafdeq.recurrence import LocalRecurrence
 
-__all__ = ["incidence_of", "jacobian", "log_jacobian"]
+__all__ = ["edges_of", "jacobian", "log_jacobian"]
 
 
-def incidence_of(context: Any) -> Incidence:
-    """The incidence a local recurrence's context carries."""
-    incidence = getattr(context, "incidence", None)
-    if not isinstance(incidence, Incidence):
+def edges_of(context: Any) -> Edges:
+    """The edges a local recurrence's context carries."""
+    edges = getattr(context, "edges", None)
+    if not isinstance(edges, Edges):
         raise InputError(
-            f"{type(context).__name__} has no 'incidence' field, so the Jacobian has no node blocks"
+            f"{type(context).__name__} has no field 'edges', so the Jacobian has no node blocks"
         )
-    return incidence
+    return edges
 
 
 def jacobian(recurrence: LocalRecurrence, state: Tensor, context: Any) -> BlockMatrix:
     """J of the step at ``state`` (n, c)."""
-    incidence = incidence_of(context)
+    edges = edges_of(context)
     n, c = state.shape
     own = state.detach().clone().requires_grad_()
-    received = state.detach()[incidence.source].clone().requires_grad_()
+    received = state.detach()[edges.source].clone().requires_grad_()
     own_blocks = state.new_zeros(n, c, c)
-    edge_blocks = state.new_zeros(len(incidence.source), c, c)
+    edge_blocks = state.new_zeros(len(edges.source), c, c)
     with torch.enable_grad():
         image = recurrence.local_step(own, received, context)
         for i in range(c):
@@ -55,7 +56,7 @@ def jacobian(recurrence: LocalRecurrence, state: Tensor, context: Any) -> BlockM
                 materialize_grads=True,
             )
             own_blocks[:, i], edge_blocks[:, i] = gradients
-    return BlockMatrix(incidence, own_blocks, edge_blocks)
+    return BlockMatrix(edges, own_blocks, edge_blocks)
 
 
 def log_jacobian(

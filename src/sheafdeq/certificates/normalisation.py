@@ -8,18 +8,18 @@ from torch import Tensor
 
 from sheafdeq.certificates.interval import EPSILON, Interval
 from sheafdeq.errors import InputError
-from sheafdeq.ops.native_module import NORM_FLOOR as ROW_GUARD
+from sheafdeq.ops.native_module import NORM_FLOOR
 
-__all__ = ["MAP_GUARD", "jumps_inside", "normalised_rows", "unit_map", "unit_map_slope"]
+__all__ = ["jumps_inside", "normalised_rows", "unit_map", "unit_map_slope"]
 
 
 def normalised_rows(rows: Interval, order: float) -> tuple[Interval, Interval]:
     """z = h / ||h||_p of positive rows (n, d, q), and t = z^p; each entry is monotone in every h,
     so the ends are exact."""
     low, high = rows.lower, rows.upper
-    if not bool((low > ROW_GUARD).all()):
+    if not bool((low > NORM_FLOOR).all()):
         raise InputError(
-            f"the box reaches {float(low.min()):.3g}: enclosures need states above {ROW_GUARD:g}"
+            f"the box reaches {float(low.min()):.3g}: enclosures need states above {NORM_FLOOR:g}"
         )
     q = low.shape[-1]
     if order == float("inf"):
@@ -54,10 +54,6 @@ def _largest_other(values: Tensor) -> Tensor:
     return torch.where(first, top.values[..., 1:2], top.values[..., :1])
 
 
-MAP_GUARD = ROW_GUARD
-"""Generated maps of norm below this count as zero: a jump, across which nothing contracts."""
-
-
 def _norm(raw: Interval) -> Interval:
     """(k, 1) ||A||_F."""
     return raw.square().total(1).sqrt().view(-1, 1)
@@ -66,12 +62,12 @@ def _norm(raw: Interval) -> Interval:
 def jumps_inside(raw: Interval) -> Tensor:
     """(k,) whether the norm may be on either side of the guard within the box."""
     norm = _norm(raw).view(-1)
-    return (norm.lower < MAP_GUARD * (1 + 1e-9)) & (norm.upper > MAP_GUARD * (1 - 1e-9))
+    return (norm.lower < NORM_FLOOR * (1 + 1e-9)) & (norm.upper > NORM_FLOOR * (1 - 1e-9))
 
 
 def _silent(raw: Interval) -> Tensor:
     """(k, 1) whether the map is zero on the whole box."""
-    return _norm(raw).upper <= MAP_GUARD * (1 - 1e-9)
+    return _norm(raw).upper <= NORM_FLOOR * (1 - 1e-9)
 
 
 def unit_map(raw: Interval) -> Interval:
@@ -89,7 +85,7 @@ def unit_map(raw: Interval) -> Interval:
     low, high = raw.lower, raw.upper
 
     def quotient(value: Tensor, rest: Tensor) -> Tensor:
-        return value / (value.square() + rest).sqrt().clamp(min=0.5 * MAP_GUARD)
+        return value / (value.square() + rest).sqrt().clamp(min=0.5 * NORM_FLOOR)
 
     lower = torch.where(low >= 0, quotient(low, rest_high), quotient(low, rest_low))
     upper = torch.where(high >= 0, quotient(high, rest_low), quotient(high, rest_high))
@@ -118,8 +114,8 @@ def unit_map_slope(raw: Interval, unit: Interval) -> Interval:
     )
     norm = _norm(raw)
     least, most = (
-        norm.lower.clamp(min=0.5 * MAP_GUARD).view(-1, 1, 1),
-        norm.upper.clamp(min=MAP_GUARD).view(-1, 1, 1),
+        norm.lower.clamp(min=0.5 * NORM_FLOOR).view(-1, 1, 1),
+        norm.upper.clamp(min=NORM_FLOOR).view(-1, 1, 1),
     )
     silent = _silent(raw).unsqueeze(2)
     return (eye - outer).divide_between(least, most).map(lambda t: t.masked_fill(silent, 0.0))

@@ -188,8 +188,8 @@ def newton_step(
     defect = image.log() - state.log() if log else image - state
     if not bool(torch.isfinite(defect).all()):
         return None
-    if hasattr(recurrence, "local_step") and getattr(context, "incidence", None) is not None:
-        if 8 * (len(state) + len(context.incidence.source)) * state.shape[1] ** 2 > JACOBIAN_LIMIT:
+    if hasattr(recurrence, "local_step") and getattr(context, "edges", None) is not None:
+        if 8 * (len(state) + len(context.edges.source)) * state.shape[1] ** 2 > JACOBIAN_LIMIT:
             return None
         blocks = (
             log_jacobian(recurrence, state, context, image)

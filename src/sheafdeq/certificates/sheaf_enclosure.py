@@ -122,7 +122,7 @@ class SheafEnclosure:
             )
         if not model.shift - 1.0 > 1e-9:
             raise InputError(f"enclosures need a shift of at least 1 + 1e-9, got {model.shift!r}")
-        self.incidence = context.incidence
+        self.edges = context.edges
         self.drive = context.drive.detach()
         self.edge_hidden = None if context.edge_hidden is None else context.edge_hidden.detach()
         self.d, self.q, self.c = model.stalk_dim, model.channels, model.width
@@ -138,8 +138,8 @@ class SheafEnclosure:
         )
         self.half = self.first_bias.shape[0] // 2
         self.edges_at_once = edges_at_once
-        pointer = self.incidence.pointer
-        self.deepest = int((pointer[1:] - pointer[:-1]).max()) if self.incidence.num_targets else 0
+        pointer = self.edges.pointer
+        self.deepest = int((pointer[1:] - pointer[:-1]).max()) if self.edges.num_targets else 0
 
     # ------------------------------------------------------------------ public
 
@@ -181,7 +181,7 @@ class SheafEnclosure:
                 mean_value(middle.target_hidden, slopes[1].reach, radius)
             ),
         )
-        n, e, c, d = self.incidence.num_targets, len(self.incidence.source), self.c, self.d
+        n, e, c, d = self.edges.num_targets, len(self.edges.source), self.c, self.d
         grams, grams_middle = self._sum(n, d, d), self._sum(n, d, d)
         received, received_middle = self._sum(n, c), self._sum(n, c)
         own, own_size, own_spread = self._sum(n, c, c), self._sum(n, c), self._sum(n, c)
@@ -191,7 +191,7 @@ class SheafEnclosure:
         kept = self.drive.new_zeros(e, c, c) if keep_slopes else None
         for start in range(0, e, self.edges_at_once):
             part = slice(start, min(start + self.edges_at_once, e))
-            source, target = self.incidence.source[part], self.incidence.target[part]
+            source, target = self.edges.source[part], self.edges.target[part]
             at_middle = self._edges(middle, part)
             at_box, to_source, to_target = self._edges_with_slopes(
                 box, at_middle, slopes, radius, part
@@ -248,7 +248,7 @@ class SheafEnclosure:
             total_spread,
             image,
             self._output(drift_middle)[1],
-            None if kept is None else BlockMatrix(self.incidence, diagonal, kept),
+            None if kept is None else BlockMatrix(self.edges, diagonal, kept),
         )
 
     @torch.no_grad()
@@ -256,13 +256,13 @@ class SheafEnclosure:
         """T over the box by interval evaluation alone (no Jacobian): cheap, and enough at a
         point."""
         nodes = self._nodes(Interval(centre, width).exp())
-        n, e = self.incidence.num_targets, len(self.incidence.source)
+        n, e = self.edges.num_targets, len(self.edges.source)
         received, grams = self._sum(n, self.c), self._sum(n, self.d, self.d)
         for start in range(0, e, self.edges_at_once):
             part = slice(start, min(start + self.edges_at_once, e))
             message, gram = self._messages(nodes, self._edges(nodes, part), part)
-            received.add(self.incidence.target[part], message)
-            grams.add(self.incidence.target[part], gram)
+            received.add(self.edges.target[part], message)
+            grams.add(self.edges.target[part], gram)
         drift = received.interval + matmul(self._diagonal(grams), nodes.values).view(n, self.c)
         return self._output(drift)[1]
 
@@ -303,7 +303,7 @@ class SheafEnclosure:
     # ------------------------------------------------------------------ edges
 
     def _edges(self, nodes: _Nodes, part: slice) -> _Edges:
-        source, target = self.incidence.source[part], self.incidence.target[part]
+        source, target = self.edges.source[part], self.edges.target[part]
         hidden = nodes.source_hidden[source] + nodes.target_hidden[target]
         if self.edge_hidden is not None:
             hidden = hidden + Interval.point(self.edge_hidden[part])
@@ -320,7 +320,7 @@ class SheafEnclosure:
     ) -> tuple[_Edges, Slope, Slope]:
         """Enclosures over the box, and d (F_s, F_t) / d u of the source node and of the target
         node: (k, 2 d d, c) each."""
-        source, target = self.incidence.source[part], self.incidence.target[part]
+        source, target = self.edges.source[part], self.edges.target[part]
         plain = self._edges(nodes, part)
         from_source, from_target = slopes[0][source], slopes[1][target]
         active = plain.hidden.step_function()
@@ -357,12 +357,12 @@ class SheafEnclosure:
 
     def _messages(self, nodes: _Nodes, edges: _Edges, part: slice) -> tuple[Interval, Interval]:
         """(k, c) w F_t^T F_s y_u and (k, d, d) F_t^T F_t / deg."""
-        source, target = self.incidence.source[part], self.incidence.target[part]
+        source, target = self.edges.source[part], self.edges.target[part]
         source_map, target_map = self._square(edges.maps[0]), self._square(edges.maps[1])
-        weight = self.incidence.edge_weight[part, None, None]
+        weight = self.edges.weight[part, None, None]
         message = matmul(matmul(target_map.mT, source_map).scale(weight), nodes.values[source])
         gram = scaled_by_inverse(
-            matmul(target_map.mT, target_map), self.incidence.degree[target, None, None]
+            matmul(target_map.mT, target_map), self.edges.degree[target, None, None]
         )
         return message.view(-1, self.c), gram
 
@@ -378,11 +378,11 @@ class SheafEnclosure:
 
     def _map_slopes(self, nodes: _Nodes, edges: _Edges, part: slice) -> Interval:
         """(k, c, 2 d d) d x / d (F_s, F_t), entries of x ordered (alpha, channel), of F (a, b)."""
-        source, target = self.incidence.source[part], self.incidence.target[part]
+        source, target = self.edges.source[part], self.edges.target[part]
         d, q = self.d, self.q
         source_map, target_map = self._square(edges.maps[0]), self._square(edges.maps[1])
-        weight = self.incidence.edge_weight[part, None, None]
-        degree = self.incidence.degree[target, None, None]
+        weight = self.edges.weight[part, None, None]
+        degree = self.edges.degree[target, None, None]
         y_source, y_target = nodes.values[source], nodes.values[target]  # (k, d, q)
         k = len(source)
         eye = torch.eye(d, dtype=self.drive.dtype)
@@ -416,7 +416,7 @@ class SheafEnclosure:
         """(k, c, c) d x / d u_source with the maps held: (w F_t^T F_s W_1) (x) W_2^T diag(h)."""
         source_map, target_map = self._square(edges.maps[0]), self._square(edges.maps[1])
         block = matmul(matmul(target_map.mT, source_map), self.stalk_mixing).scale(
-            self.incidence.edge_weight[part, None, None]
+            self.edges.weight[part, None, None]
         )
         return self._kronecker(block, nodes.state[source], weights[source])
 

@@ -10,8 +10,8 @@
   sorted position back to the position in the user's ``edge_index``.
 * The *degree* of ``v`` is its number of incoming stored edges. It is clamped to one where it
   divides, so an isolated node keeps its own state and receives nothing. In a part of a larger graph
-  some edges are stored elsewhere; then ``incoming`` holds the true counts, and they take the place
-  of the stored ones.
+  some edges are stored elsewhere; then ``edges.counts`` holds the true numbers, and they take the
+  place of the stored ones.
 * A self-loop is a stored edge like any other: it counts once in the degree, sends a message and
   adds its diagonal term. Duplicate edges are parallel edges: each counts.
 * Several graphs form one :class:`Graph` by disjoint union; ``graph_of_node`` (non-decreasing) says
@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sheafdeq.edges import Edges
 from sheafdeq.errors import InputError
 from sheafdeq.plain_tensor import plain_tensor
 
@@ -45,14 +46,12 @@ class Graph:
     """
 
     x: Tensor  # (n, f) node features
-    edge_index: Tensor  # (2, e) int64, sorted by target then source
+    edges: Edges  # sorted by target, then source
     edge_attr: Tensor | None = None  # (e, d_e) edge features in the same order
     graph_of_node: Tensor | None = None  # (n,) int64; None means one graph
     num_graphs: int = 1
     # (e,) sorted position -> supplied position
     edge_order: Tensor | None = field(default=None, repr=False)
-    # (n,) int64 true in-degrees; None: as stored
-    incoming: Tensor | None = field(default=None, repr=False)
 
     # ------------------------------------------------------------------ construction
 
@@ -86,7 +85,7 @@ class Graph:
                 edge_attr = edge_attr[order].contiguous()
         else:
             order = torch.arange(edge_index.shape[1], device=x.device)
-        return Graph(x, edge_index, edge_attr, graph_of_node, count, order)
+        return Graph(x, Edges.of(edge_index, n, x.dtype), edge_attr, graph_of_node, count, order)
 
     @staticmethod
     def from_data(data: Any) -> Graph:
@@ -126,17 +125,16 @@ class Graph:
             node_offset += g.num_nodes
             graph_offset += g.num_graphs
         # Parts are sorted by target and targets grow from part to part, so the union is sorted too.
+        index = [g.edge_index + o for g, o in zip(graphs, node_offsets, strict=True)]
+        whole = all(g.edges.counts is None for g in graphs)
+        counts = None if whole else torch.cat([g.in_degree for g in graphs])
+        x = torch.cat([g.x for g in graphs])
         return Graph(
-            x=torch.cat([g.x for g in graphs]),
-            edge_index=torch.cat(
-                [g.edge_index + o for g, o in zip(graphs, node_offsets, strict=True)], dim=1
-            ),
-            edge_attr=torch.cat([g.edge_attr for g in graphs]) if all(with_attr) else None,  # type: ignore[misc]
-            graph_of_node=torch.cat(ids),
-            num_graphs=graph_offset,
-            incoming=None
-            if all(g.incoming is None for g in graphs)
-            else torch.cat([g.in_degree for g in graphs]),
+            x,
+            Edges.of(torch.cat(index, dim=1), node_offset, x.dtype, counts),
+            torch.cat([g.edge_attr for g in graphs]) if all(with_attr) else None,  # type: ignore[misc]
+            torch.cat(ids),
+            graph_offset,
         )
 
     # ------------------------------------------------------------------ sizes and derived structure
@@ -149,17 +147,22 @@ class Graph:
     @property
     def num_edges(self) -> int:
         """Number of stored directed edges ``e``."""
-        return self.edge_index.shape[1]
+        return self.edges.num_edges
+
+    @cached_property
+    def edge_index(self) -> Tensor:
+        """(2, e) int64, sorted by target, then source."""
+        return torch.stack([self.edges.source, self.edges.target])
 
     @property
     def source(self) -> Tensor:
         """(e,) source node of every stored edge."""
-        return self.edge_index[0]
+        return self.edges.source
 
     @property
     def target(self) -> Tensor:
         """(e,) target node of every stored edge, non-decreasing."""
-        return self.edge_index[1]
+        return self.edges.target
 
     @property
     def edge_dim(self) -> int:
@@ -173,38 +176,25 @@ class Graph:
             return self.graph_of_node
         return torch.zeros(self.num_nodes, dtype=torch.int64, device=self.x.device)
 
-    @cached_property
+    @property
     def pointer(self) -> Tensor:
         """(n + 1,) int64: the incoming edges of node v are ``pointer[v]:pointer[v + 1]``."""
-        counts = torch.bincount(self.target, minlength=self.num_nodes)
-        return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-
-    @cached_property
-    def by_source(self) -> Tensor:
-        """(e,) int64 permutation that lists the stored edges by source (stable)."""
-        return torch.argsort(self.source, stable=True)
-
-    @cached_property
-    def source_pointer(self) -> Tensor:
-        """(n + 1,) int64 offsets into :attr:`by_source`."""
-        counts = torch.bincount(self.source, minlength=self.num_nodes)
-        return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        return self.edges.pointer
 
     @property
     def in_degree(self) -> Tensor:
-        """(n,) int64 number of incoming edges: ``incoming`` where given, else the stored ones."""
-        return self.pointer.diff() if self.incoming is None else self.incoming
+        """(n,) int64 number of incoming edges, also where some are stored elsewhere."""
+        return self.edges.in_degree
 
-    @cached_property
+    @property
     def degree(self) -> Tensor:
         """(n,) number of incoming edges, in the dtype of ``x``, clamped to at least one."""
-        return self.in_degree.clamp(min=1).to(self.x.dtype)
+        return self.edges.degree
 
-    @cached_property
+    @property
     def edge_weight(self) -> Tensor:
         """(e,) the symmetric scalar normalisation 1 / sqrt(deg_u deg_v) of every stored edge."""
-        root = self.degree.rsqrt()
-        return root[self.source] * root[self.target]
+        return self.edges.weight
 
     # ------------------------------------------------------------------ conversions
 
@@ -214,12 +204,11 @@ class Graph:
         x = self.x.to(*args, **kwargs)
         return Graph(
             x,
-            self.edge_index.to(x.device),
+            self.edges.to(x.device, x.dtype),
             None if self.edge_attr is None else self.edge_attr.to(*args, **kwargs),
             None if self.graph_of_node is None else self.graph_of_node.to(x.device),
             self.num_graphs,
             None if self.edge_order is None else self.edge_order.to(x.device),
-            None if self.incoming is None else self.incoming.to(x.device),
         )
 
     def with_features(self, x: Tensor) -> Graph:
@@ -229,7 +218,7 @@ class Graph:
             raise InputError(
                 f"features have {x.shape[0]} rows, the graph has {self.num_nodes} nodes"
             )
-        return replace(self, x=x)
+        return replace(self, x=x, edges=self.edges.to(x.device, x.dtype))
 
     def __repr__(self) -> str:
         parts = [

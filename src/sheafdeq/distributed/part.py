@@ -27,8 +27,8 @@ from torch import Tensor
 
 from sheafdeq.data.graph import Graph
 from sheafdeq.distributed.assignment import checked_assignment
+from sheafdeq.edges import Edges
 from sheafdeq.errors import DataError, InputError
-from sheafdeq.recurrence import Incidence
 
 __all__ = ["Part", "cut_graph"]
 
@@ -115,12 +115,9 @@ class Part:
 
 
 def _assemble(facts: Mapping[str, Any], tensors: dict[str, Tensor]) -> Part:
-    graph = Graph(
-        tensors["x"],
-        tensors["edge_index"],
-        tensors.get("edge_attr"),
-        incoming=tensors["incoming"],
-    )
+    x = tensors["x"]
+    edges = Edges.of(tensors["edge_index"], len(x), x.dtype, tensors["incoming"])
+    graph = Graph(x, edges, tensors.get("edge_attr"))
     readers = {
         int(name.removeprefix("readers/")): rows
         for name, rows in tensors.items()
@@ -147,7 +144,7 @@ def cut_graph(graph: Graph, assignment: Any) -> list[Part]:
         raise InputError(
             f"graphs are cut on the CPU, this one is on {graph.x.device}: call .to('cpu')"
         )
-    if graph.incoming is not None:
+    if graph.edges.counts is not None:
         raise InputError("this graph is a part already: cut the whole graph")
     assignment = checked_assignment(assignment, graph.num_nodes)
     count = int(assignment.max()) + 1
@@ -168,7 +165,7 @@ def cut_graph(graph: Graph, assignment: Any) -> list[Part]:
 
 def _halo(graph: Graph, assignment: Tensor, number: int, nodes: Tensor) -> Tensor:
     """Nodes of other parts that edges into ``nodes`` read, by owner and number."""
-    source = graph.source[Incidence.of(graph).edges_into(nodes)]
+    source = graph.source[graph.edges.edges_into(nodes)]
     outside = source[assignment[source] != number].unique()
     return outside[torch.argsort(assignment[outside], stable=True)]
 
@@ -182,8 +179,7 @@ def _part(
     readers: dict[int, Tensor],
     count: int,
 ) -> Part:
-    incidence = Incidence.of(graph)
-    edges = incidence.edges_into(nodes)
+    edges = graph.edges.edges_into(nodes)
     place = torch.empty(graph.num_nodes, dtype=torch.int64)  # only rows of this part are read
     place[nodes] = torch.arange(len(nodes))
     place[halo] = len(nodes) + torch.arange(len(halo))
@@ -194,9 +190,13 @@ def _part(
         first += int(rows)
     closed = Graph(
         graph.x[everyone],
-        torch.stack([place[graph.source[edges]], place[graph.target[edges]]]),
+        Edges.of(
+            torch.stack([place[graph.source[edges]], place[graph.target[edges]]]),
+            len(everyone),
+            graph.x.dtype,
+            graph.in_degree[everyone],
+        ),
         None if graph.edge_attr is None else graph.edge_attr[edges],
-        incoming=graph.in_degree[everyone],
     )
     return Part(
         number,

@@ -18,9 +18,9 @@ from sheafdeq.data.graph import Graph
 from sheafdeq.diagnostics.measure import evaluating
 from sheafdeq.diagnostics.multistart import random_start
 from sheafdeq.distances import RELATIVE_SUP
+from sheafdeq.edges import Edges
 from sheafdeq.equilibrium import EquilibriumModel
 from sheafdeq.errors import InputError
-from sheafdeq.recurrence import Incidence
 from sheafdeq.solvers import Status
 
 __all__ = ["Actor", "Film", "Scene", "edge_matrices", "film", "film_late", "key_frames"]
@@ -136,7 +136,7 @@ def film_late(
     with evaluating(model):
         context = model.prepare(scene.graph)
         camera = _Camera(scene, actor, context, iterations + 1, keep)
-        listener = _Listener(schedule, iterations, len(context.incidence.source))
+        listener = _Listener(schedule, iterations, len(context.edges.source))
 
         last: list[tuple[Tensor, Tensor]] = []
 
@@ -200,11 +200,11 @@ class _Listener:
         """As the schedule describes itself."""
         return self.schedule.describe()
 
-    def slots(self, incidence: Incidence) -> Iterator[Slot]:
+    def slots(self, edges: Edges) -> Iterator[Slot]:
         """The schedule's slots, until the film is full."""
-        for number, slot in zip(range(self.count), self.schedule.slots(incidence), strict=False):
-            edges = incidence.edges_into(slot.active)
-            self.delays[number, edges.numpy()] = numpy.minimum(slot.delay.numpy() + 1, 255)
+        for number, slot in zip(range(self.count), self.schedule.slots(edges), strict=False):
+            arriving = edges.edges_into(slot.active)
+            self.delays[number, arriving.numpy()] = numpy.minimum(slot.delay.numpy() + 1, 255)
             self.heard = number + 1
             yield slot
 
@@ -244,7 +244,7 @@ class _Camera:
         ).numpy()
         names, matrices = edge_matrices(model, state, self.context)
         self.disagreement[k] = _disagreement(
-            model, state, self.context.incidence, matrices if len(names) == 2 else None
+            model, state, self.context.edges, matrices if len(names) == 2 else None
         )
         score = self.actor.score
         self.score.append(None if score is None else _finite(score(outputs)))
@@ -301,13 +301,13 @@ def edge_matrices(
     if callable(sheaf) and hasattr(model, "levels"):
         c, last = int(model.width), int(model.levels) - 1  # type: ignore[arg-type]
         below = state[:, (last - 1) * c : last * c] if last else None
-        blocks = sheaf(last, below, context).blocks / context.incidence.edge_weight[:, None, None]
+        blocks = sheaf(last, below, context).blocks / context.edges.weight[:, None, None]
         return ("target map times source map, last level",), blocks[:, None]
     return (), None
 
 
 def _disagreement(
-    model: EquilibriumModel, state: Tensor, incidence: Incidence, maps: Tensor | None
+    model: EquilibriumModel, state: Tensor, edges: Edges, maps: Tensor | None
 ) -> NDArray[numpy.float32]:
     r"""(n,) how far a node is from agreeing with its neighbours, root mean square over incoming
     edges.
@@ -315,7 +315,7 @@ def _disagreement(
     With restriction maps ||F_src h_u - F_tgt h_v|| / (||F_src h_u|| + ||F_tgt h_v||), without
     ||h_u - h_v|| / (||h_u|| + ||h_v||): between 0 and 1.
     """
-    source, target = incidence.source, incidence.target
+    source, target = edges.source, edges.target
     rows = state
     if maps is not None:
         d = maps.shape[-1]
@@ -329,8 +329,8 @@ def _disagreement(
     gap = torch.linalg.vector_norm(first - second, dim=1)
     size = torch.linalg.vector_norm(first, dim=1) + torch.linalg.vector_norm(second, dim=1) + 1e-12
     share = (gap / size).square()
-    total = share.new_zeros(incidence.num_targets).index_add(0, target, share)
-    count = torch.bincount(target, minlength=incidence.num_targets).clamp(min=1)
+    total = share.new_zeros(edges.num_targets).index_add(0, target, share)
+    count = torch.bincount(target, minlength=edges.num_targets).clamp(min=1)
     result: NDArray[numpy.float32] = (total / count).sqrt().float().nan_to_num(1.0).numpy()
     return result
 

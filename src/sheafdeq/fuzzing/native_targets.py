@@ -115,7 +115,8 @@ def layouts(random: Random, folder: Path) -> None:
     """Indices and tables handed to the kernels directly."""
     import torch
 
-    from sheafdeq.ops import EdgeLayout, Layers, Tables, sheaf_propagate
+    from sheafdeq.edges import Edges
+    from sheafdeq.ops import Layers, Tables, sheaf_propagate
 
     generator = torch.Generator().manual_seed(random.randrange(2**31))
     n, e, d, q, h = (
@@ -142,7 +143,7 @@ def layouts(random: Random, folder: Path) -> None:
             [part[:-1], part + 1, part * -1, part.double(), part * 10**12, part.flip(0), part[None]]
         )
     sources = random.choice([n] * 9 + [0, n + 3, -1, 2**40])
-    edges = EdgeLayout.build(parts[0], parts[1], parts[2], parts[3], sources)
+    edges = Edges.build(parts[0], parts[1], parts[2], parts[3], sources)
     rows = max(0, min(sources, 100))
 
     def draw(*shape: int) -> Any:

@@ -11,14 +11,13 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from sheafdeq.data.graph import Graph
 from sheafdeq.errors import InputError
-from sheafdeq.ops.sparse import gcn_weights
+from sheafdeq.layers.adjacency import gcn_weights
 
 __all__ = ["SizeGroup", "Spectrum", "spectrum_of"]
 
@@ -45,7 +44,6 @@ class Spectrum:
         return sum(group.decompositions for group in self.groups)
 
 
-_BY_GRAPH: WeakKeyDictionary[Graph, dict[bool, Spectrum | None]] = WeakKeyDictionary()
 _BY_CONTENT: OrderedDict[bytes, Spectrum | None] = OrderedDict()
 _REMEMBERED = 8
 
@@ -53,23 +51,24 @@ _REMEMBERED = 8
 def spectrum_of(
     graph: Graph, *, self_loops: bool = False, max_nodes: int = 10_000
 ) -> Spectrum | None:
-    """The spectrum of the normalised adjacency, remembered for the graph object and, for a few
-    graphs, for equal content.
+    """The spectrum of the normalised adjacency, kept with the edges and, for a few graphs, for
+    equal content.
 
     None for a graph with directed edges, whose adjacency has no orthonormal eigenvectors.
     ``max_nodes`` limits the nodes of each single graph (the work grows with the third power,
     storage with the second).
     """
-    known = _BY_GRAPH.setdefault(graph, {})
-    if self_loops not in known:
+
+    def make() -> Spectrum | None:
         key = _content(graph, self_loops)
         if key not in _BY_CONTENT:
             _BY_CONTENT[key] = _decompose(graph, self_loops, max_nodes)
             while len(_BY_CONTENT) > _REMEMBERED:
                 _BY_CONTENT.popitem(last=False)
         _BY_CONTENT.move_to_end(key)
-        known[self_loops] = _BY_CONTENT[key]
-    return known[self_loops]
+        return _BY_CONTENT[key]
+
+    return graph.edges.kept(("spectrum", self_loops, graph.graph_of_node), make)
 
 
 def _content(graph: Graph, self_loops: bool) -> bytes:
@@ -83,7 +82,7 @@ def _content(graph: Graph, self_loops: bool) -> bytes:
 
 @torch.no_grad()
 def _decompose(graph: Graph, self_loops: bool, max_nodes: int) -> Spectrum | None:
-    weights = gcn_weights(graph, self_loops=self_loops)
+    weights = gcn_weights(graph.edges, self_loops=self_loops)
     sizes = torch.bincount(graph.graph_ids, minlength=graph.num_graphs)
     largest = int(sizes.max()) if len(sizes) else 0
     if largest > max_nodes:

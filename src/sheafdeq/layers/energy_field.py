@@ -55,9 +55,9 @@ class EnergyField:
     """
 
     def __init__(self, context: EnergyContext, beta: float, activation: str) -> None:
-        self.context, self.pattern, self.beta, self.curve = (
+        self.context, self.edges, self.beta, self.curve = (
             context,
-            context.pattern,
+            context.edges,
             beta,
             CURVES[activation],
         )
@@ -150,23 +150,23 @@ class EnergyField:
 
     def from_target(self, rows: Tensor) -> Tensor:
         """(n, k) -> (e, k)."""
-        return rows.index_select(0, self.pattern.row)
+        return rows.index_select(0, self.edges.target)
 
     def from_source(self, rows: Tensor) -> Tensor:
         """(n, k) -> (e, k)."""
-        return rows.index_select(0, self.pattern.column)
+        return rows.index_select(0, self.edges.source)
 
     def to_target(self, values: Tensor) -> Tensor:
         """(e, k) -> (n, k) sums over incoming edges."""
-        return _bag(self.pattern.of_entries.column, values, self.pattern.offsets)
+        return _bag(self.edges.one_by_one.source, values, self.edges.pointer)
 
     def to_source(self, values: Tensor) -> Tensor:
         """(e, k) -> (n, k) sums over outgoing edges."""
-        return _bag(self.pattern.order, values, self.pattern.transposed.offsets)
+        return _bag(self.edges.by_source, values, self.edges.transposed.pointer)
 
     def heard(self, rows: Tensor) -> Tensor:
         """(n, k) -> (n, k) sums of the rows of the sources."""
-        return _bag(self.pattern.column, rows, self.pattern.offsets)
+        return _bag(self.edges.source, rows, self.edges.pointer)
 
 
 class HessianProduct:

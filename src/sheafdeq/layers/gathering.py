@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sheafdeq.edges import Edges
 from sheafdeq.equilibrium import EquilibriumModel
-from sheafdeq.ops.sparse import Pattern
 
 __all__ = ["GatheringModel"]
 
@@ -19,19 +19,18 @@ class GatheringModel(EquilibriumModel):
     """A recurrence given by one update that takes a node's own state apart from what its edges
     read.
 
-    In ``update(own, table, pattern, context)`` row i of the pattern lists the rows of ``table`` (m,
-    c) that the incoming edges of node i read. A synchronous step reads the state itself; a delayed
-    one reads a table of old states. The context needs the fields ``incidence`` and ``pattern`` (of
-    the whole graph).
+    In ``update(own, table, edges, context)`` the edges into node i say which rows of ``table`` (m,
+    c) it reads. A synchronous step reads the state itself; a delayed one reads a table of old
+    states. The context needs the field ``edges``.
     """
 
     @abstractmethod
-    def update(self, own: Tensor, table: Tensor, pattern: Pattern, context: Any) -> Tensor:
+    def update(self, own: Tensor, table: Tensor, edges: Edges, context: Any) -> Tensor:
         """(n, c), (m, c) -> (n, c), pure."""
 
     def step(self, state: Tensor, context: Any) -> Tensor:
         """Every edge reads the current state of its source."""
-        return self.update(state, state, context.pattern, context)
+        return self.update(state, state, context.edges, context)
 
     def local_step(self, own: Tensor, received: Tensor, context: Any) -> Tensor:
         """The same with edge k reading ``received[k]``."""
@@ -41,6 +40,4 @@ class GatheringModel(EquilibriumModel):
 
     def gathered_step(self, own: Tensor, table: Tensor, index: Tensor, context: Any) -> Tensor:
         """The same with edge k reading ``table[index[k]]``."""
-        return self.update(
-            own, table, Pattern(context.incidence.pointer, index, len(table)), context
-        )
+        return self.update(own, table, context.edges.reading(index, len(table)), context)

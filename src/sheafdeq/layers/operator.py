@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from sheafdeq.data.graph import Graph
+from sheafdeq.edges import Edges
 from sheafdeq.errors import InputError
-from sheafdeq.recurrence import Incidence
 
 __all__ = ["SheafOperator"]
 
@@ -29,12 +29,12 @@ __all__ = ["SheafOperator"]
 class SheafOperator:
     """P, given by its maps. ``apply`` acts on (n, d, q); ``to_dense`` is the (n*d, n*d) twin."""
 
-    incidence: Incidence
+    edges: Edges
     source_maps: Tensor  # (e, d, d)
     target_maps: Tensor  # (e, d, d)
 
     def __post_init__(self) -> None:
-        e = len(self.incidence.source)
+        e = len(self.edges.source)
         for name, maps in (("source_maps", self.source_maps), ("target_maps", self.target_maps)):
             if maps.dim() != 3 or maps.shape[0] != e or maps.shape[1] != maps.shape[2]:
                 raise InputError(
@@ -50,7 +50,7 @@ class SheafOperator:
     @staticmethod
     def on(graph: Graph, source_maps: Tensor, target_maps: Tensor) -> SheafOperator:
         """Maps given in the graph's own (sorted) edge order."""
-        return SheafOperator(Incidence.of(graph), source_maps, target_maps)
+        return SheafOperator(graph.edges, source_maps, target_maps)
 
     @property
     def stalk_dim(self) -> int:
@@ -61,19 +61,17 @@ class SheafOperator:
     def edge_blocks(self) -> Tensor:
         """(e, d, d) the off-diagonal blocks F_tgt^T F_src / sqrt(deg_u deg_v)."""
         return (
-            self.target_maps.transpose(1, 2)
-            @ self.source_maps
-            * self.incidence.edge_weight[:, None, None]
+            self.target_maps.transpose(1, 2) @ self.source_maps * self.edges.weight[:, None, None]
         )
 
     @property
     def diagonal_blocks(self) -> Tensor:
         """(n, d, d) the diagonal blocks I - (1/deg_v) sum F_tgt^T F_tgt."""
-        n, d = self.incidence.num_targets, self.stalk_dim
+        n, d = self.edges.num_targets, self.stalk_dim
         gram = self.target_maps.transpose(1, 2) @ self.target_maps
-        total = gram.new_zeros(n, d, d).index_add(0, self.incidence.target, gram)
+        total = gram.new_zeros(n, d, d).index_add(0, self.edges.target, gram)
         eye = torch.eye(d, dtype=gram.dtype, device=gram.device)
-        return eye - total / self.incidence.degree[:, None, None]
+        return eye - total / self.edges.degree[:, None, None]
 
     def apply(self, values: Tensor, received: Tensor | None = None) -> Tensor:
         """(n, d, q) -> (n, d, q). ``received`` (e, d, q): values at the source of every edge,
@@ -82,10 +80,10 @@ class SheafOperator:
             raise InputError(
                 f"values must have shape (n, {self.stalk_dim}, q), got {tuple(values.shape)}"
             )
-        gathered = values[self.incidence.source] if received is None else received
+        gathered = values[self.edges.source] if received is None else received
         messages = self.edge_blocks @ gathered
         own = self.diagonal_blocks @ values
-        return own.index_add(0, self.incidence.target, messages)
+        return own.index_add(0, self.edges.target, messages)
 
     def transpose(self) -> SheafOperator | _Transposed:
         """P^T as an operator with ``apply``, ``transpose`` and ``to_dense``."""
@@ -93,13 +91,11 @@ class SheafOperator:
 
     def to_dense(self) -> Tensor:
         """(n*d, n*d) the matrix itself, for tests and small graphs."""
-        n, m, d = self.incidence.num_targets, self.incidence.num_sources, self.stalk_dim
+        n, m, d = self.edges.num_targets, self.edges.num_sources, self.stalk_dim
         if n != m:
             raise InputError("only a whole graph has a square operator")
         blocks = self.edge_blocks.new_zeros(n, n, d, d)
-        blocks.index_put_(
-            (self.incidence.target, self.incidence.source), self.edge_blocks, accumulate=True
-        )
+        blocks.index_put_((self.edges.target, self.edges.source), self.edge_blocks, accumulate=True)
         index = torch.arange(n, device=blocks.device)
         blocks[index, index] += self.diagonal_blocks
         return blocks.permute(0, 2, 1, 3).reshape(n * d, n * d)
@@ -113,7 +109,7 @@ class _Transposed:
 
     def apply(self, values: Tensor) -> Tensor:
         """(n, d, q) -> (n, d, q)."""
-        base, edges = self.original, self.original.incidence
+        base, edges = self.original, self.original.edges
         messages = base.edge_blocks.transpose(1, 2) @ values[edges.target]
         own = base.diagonal_blocks.transpose(1, 2) @ values
         return own.index_add(0, edges.source, messages)

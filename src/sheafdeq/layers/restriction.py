@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from sheafdeq.errors import InputError
 from sheafdeq.ops.native_module import NORM_FLOOR
-from sheafdeq.ops.sheaf_step import unit_or_zero
+from sheafdeq.ops.sheaf_propagate import unit_or_zero
 
 __all__ = [
     "FirstLayer",

@@ -11,13 +11,14 @@ from torch.nn import functional
 from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
 from sheafdeq.distances import RELATIVE_ENTRY, THOMPSON, Distance
+from sheafdeq.edges import Edges
 from sheafdeq.equilibrium import Readout
 from sheafdeq.errors import InputError
+from sheafdeq.layers.adjacency import gcn_weights, propagate
 from sheafdeq.layers.checks import checked_dropout, checked_positive
 from sheafdeq.layers.gathering import GatheringModel
 from sheafdeq.layers.initialise import xavier
-from sheafdeq.ops.sparse import Pattern, gcn_weights, pattern_of, propagate
-from sheafdeq.recurrence import Incidence, edge_field, node_field
+from sheafdeq.recurrence import edge_field, node_field
 from sheafdeq.solvers import Solver
 
 __all__ = ["APPNP", "AppnpContext"]
@@ -27,8 +28,7 @@ __all__ = ["APPNP", "AppnpContext"]
 class AppnpContext:
     """What stays constant during one solve."""
 
-    incidence: Incidence
-    pattern: Pattern  # of the whole graph
+    edges: Edges
     drive: Tensor = node_field()  # (n, c) H0
     own_weight: Tensor = node_field()  # (n,)
     edge_weight: Tensor = edge_field()  # (e,)
@@ -106,10 +106,9 @@ class APPNP(GatheringModel):
         """The encoded features and the normalised adjacency."""
         hidden = functional.dropout(graph.x, self.dropout, self.training)
         hidden = functional.dropout(self.encoder[0](hidden).relu(), self.dropout, self.training)
-        weights = gcn_weights(graph, self_loops=True)
+        weights = gcn_weights(graph.edges, self_loops=True)
         return AppnpContext(
-            Incidence.of(graph),
-            pattern_of(graph),
+            graph.edges,
             self.encoder[1](hidden),
             weights.own,
             weights.edge,
@@ -119,9 +118,9 @@ class APPNP(GatheringModel):
         """H0."""
         return context.drive
 
-    def update(self, own: Tensor, table: Tensor, pattern: Pattern, context: AppnpContext) -> Tensor:
+    def update(self, own: Tensor, table: Tensor, edges: Edges, context: AppnpContext) -> Tensor:
         """One propagation, mixed with the drive."""
-        mean = propagate(context.edge_weight, context.own_weight, own, table, pattern)
+        mean = propagate(context.edge_weight, context.own_weight, own, table, edges)
         mixed = torch.lerp(mean, context.drive, self.alpha)
         return mixed if self.shift is None else mixed.tanh() + self.shift
 
@@ -130,14 +129,14 @@ class APPNP(GatheringModel):
         path."""
         if self.shift is not None:
             raise InputError("the shifted tanh has no closed form; solve it by iteration")
-        n = context.incidence.num_targets
+        n = context.edges.num_targets
         if n > max_nodes:
             raise InputError(
                 f"the dense solve is limited to {max_nodes} nodes, the graph has "
                 f"{n}: iterate, or raise max_nodes"
             )
         adjacency = context.drive.new_zeros(n, n)
-        entries = (context.incidence.target, context.incidence.source)
+        entries = (context.edges.target, context.edges.source)
         adjacency.index_put_(entries, context.edge_weight, accumulate=True)
         adjacency.diagonal().add_(context.own_weight)
         system = (

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from sheafdeq.data.graph import Graph
+from sheafdeq.edges import Edges
 from sheafdeq.equilibrium import ExplicitModel
 from sheafdeq.errors import InputError
 from sheafdeq.layers.checks import checked_positive
-from sheafdeq.ops.sparse import Pattern, aggregate, pattern_of
+from sheafdeq.ops.sparse import aggregate
 
 __all__ = ["DNSD", "DNSDLayer"]
 
@@ -60,10 +61,10 @@ class DNSDLayer(nn.Module):
             nn.init.zeros_(self.gate.bias)
         self.norm = nn.LayerNorm(c)
 
-    def forward(self, x: Tensor, graph: Graph, pattern: Pattern) -> Tensor:
-        """``pattern``: the graph's, with heads (diagonal maps) or blocks (full maps)."""
+    def forward(self, x: Tensor, graph: Graph, edges: Edges) -> Tensor:
+        """``edges``: the graph's, with heads (diagonal maps) or blocks (full maps)."""
         n, d, q = len(x), self.stalk_dim, self.channels
-        received = self._aggregate(x, graph, pattern)
+        received = self._aggregate(x, graph, edges)
         stalks = x.view(n, d, q)
         change = self.stalk_mixing @ received @ self.channel_mixing
         change = change.tanh() if self.odd else change.relu()
@@ -71,17 +72,17 @@ class DNSDLayer(nn.Module):
             change = self.gate(torch.cat([stalks, received], dim=2)).sigmoid() * change
         return self.norm(((1 + self.epsilon).view(1, d, 1) * stalks - change).view(n, d * q))
 
-    def _aggregate(self, x: Tensor, graph: Graph, pattern: Pattern) -> Tensor:
+    def _aggregate(self, x: Tensor, graph: Graph, edges: Edges) -> Tensor:
         n, d, q = len(x), self.stalk_dim, self.channels
         receiver, sender = self.maps(x, graph)
         if self.full:
             # (e, d, d)
             blocks = receiver.transpose(1, 2) @ sender * graph.edge_weight[:, None, None]
             values = blocks.transpose(0, 1).reshape(-1)  # (d, e, d)
-            return aggregate(values, x.view(n * d, q), pattern).view(d, n, q).transpose(0, 1)
+            return aggregate(values, x.view(n * d, q), edges).view(d, n, q).transpose(0, 1)
         values = (receiver * sender * graph.edge_weight[:, None]).T.reshape(-1)  # (d, e)
         table = x.view(n, d, q).transpose(0, 1).reshape(d * n, q)
-        return aggregate(values, table, pattern).view(d, n, q).transpose(0, 1)
+        return aggregate(values, table, edges).view(d, n, q).transpose(0, 1)
 
     def maps(self, x: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
         """The maps of the receiving and the sending end of every edge: (e, d, d), or (e, d)
@@ -161,11 +162,11 @@ class DNSD(ExplicitModel):
 
     def logits(self, graph: Graph) -> Tensor:
         """(n, f) -> (n, o)."""
-        pattern = pattern_of(graph)
-        pattern = pattern.blocks(self.stalk_dim) if self.full else pattern.heads(self.stalk_dim)
+        edges = graph.edges
+        edges = edges.blocks(self.stalk_dim) if self.full else edges.heads(self.stalk_dim)
         state = self.encoder(graph.x)
         for layer in self.layers:
-            state = layer(state, graph, pattern)
+            state = layer(state, graph, edges)
         return self.readout(state)
 
     def _uses_edge_features(self) -> bool:

@@ -13,13 +13,14 @@ from sheafdeq.adjoints import Adjoint
 from sheafdeq.adjoints.attachment import attach
 from sheafdeq.data.graph import Graph
 from sheafdeq.distances import SUP
+from sheafdeq.edges import Edges
 from sheafdeq.errors import InputError
+from sheafdeq.layers.adjacency import gcn_weights, propagate
 from sheafdeq.layers.adjacency_spectrum import Spectrum, spectrum_of
 from sheafdeq.layers.checks import checked_positive
 from sheafdeq.layers.gathering import GatheringModel
 from sheafdeq.layers.initialise import xavier
-from sheafdeq.ops.sparse import Pattern, gcn_weights, pattern_of, propagate
-from sheafdeq.recurrence import Incidence, edge_field, node_field
+from sheafdeq.recurrence import edge_field, node_field
 from sheafdeq.solvers import Partition, Picard, Solution, Solver, Status
 from sheafdeq.solvers.solution import AdjointReport
 
@@ -35,8 +36,7 @@ by."""
 class EignnContext:
     """What stays constant during one solve."""
 
-    incidence: Incidence
-    pattern: Pattern  # of the whole graph
+    edges: Edges
     mixing: Tensor  # (c, c) M(F)
     drive: Tensor = node_field()  # (n, c) B(X)
     own_weight: Tensor = node_field()  # (n,)
@@ -128,10 +128,9 @@ class EIGNN(GatheringModel):
         """The drive, M(F) and the normalised adjacency."""
         gram = self.factor.T @ self.factor
         mixing = self.gamma * gram / (torch.linalg.matrix_norm(gram) + EPSILON_F)
-        weights = gcn_weights(graph, self_loops=self.self_loops)
+        weights = gcn_weights(graph.edges, self_loops=self.self_loops)
         return EignnContext(
-            Incidence.of(graph),
-            pattern_of(graph),
+            graph.edges,
             mixing,
             self.drive(graph.x),
             weights.own,
@@ -142,11 +141,11 @@ class EIGNN(GatheringModel):
         """The drive."""
         return context.drive
 
-    def update(self, own: Tensor, table: Tensor, pattern: Pattern, context: EignnContext) -> Tensor:
+    def update(self, own: Tensor, table: Tensor, edges: Edges, context: EignnContext) -> Tensor:
         """A H M + B."""
         own_weight = context.own_weight if self.self_loops else None
         return (
-            propagate(context.edge_weight, own_weight, own, table, pattern) @ context.mixing
+            propagate(context.edge_weight, own_weight, own, table, edges) @ context.mixing
             + context.drive
         )
 

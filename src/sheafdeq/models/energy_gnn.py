@@ -14,13 +14,13 @@ from torch.nn import functional
 from sheafdeq.adjoints.attachment import attach
 from sheafdeq.adjoints.implicit import warn_unsolved
 from sheafdeq.data.graph import Graph
+from sheafdeq.edges import Edges
 from sheafdeq.equilibrium import EquilibriumModel, Readout
 from sheafdeq.errors import InputError
 from sheafdeq.layers.checks import checked_positive
 from sheafdeq.layers.energy_field import EnergyField
 from sheafdeq.layers.initialise import xavier
-from sheafdeq.ops.sparse import Pattern, pattern_of
-from sheafdeq.recurrence import Incidence, edge_field, node_field
+from sheafdeq.recurrence import edge_field, node_field
 from sheafdeq.solvers import LBFGS, ConjugateGradients, Partition, Solution
 from sheafdeq.solvers.solution import AdjointReport
 
@@ -69,8 +69,7 @@ class PICNN(nn.Module):
 class EnergyContext:
     """What stays constant during one solve: everything the free inputs decide."""
 
-    incidence: Incidence
-    pattern: Pattern  # of the whole graph
+    edges: Edges
     partition: Partition
     message: tuple[Tensor, Tensor, Tensor]  # A+, C+, S+
     own: tuple[Tensor, Tensor, Tensor]
@@ -193,8 +192,7 @@ class EnergyGNN(EquilibriumModel):
             parts.append(value)
         start = x.new_zeros(graph.num_nodes, self.state_width)
         context = EnergyContext(
-            incidence=Incidence.of(graph),
-            pattern=pattern_of(graph),
+            edges=graph.edges,
             partition=Partition(graph.graph_of_node, graph.num_graphs),
             message=self.message.positive(),
             own=self.own.positive(),
@@ -218,7 +216,7 @@ class EnergyGNN(EquilibriumModel):
     ) -> Tensor:
         """(n,) the share of every node in E (u's constant bias left out: it moves no minimiser)."""
         act = activation or (functional.softplus if self.activation == "softplus" else torch.relu)
-        s, edges = self.state_width, context.incidence
+        s, edges = self.state_width, context.edges
         weight, out, skip = context.message
         z = (state @ weight[:, :s].T).index_select(0, edges.target) + (
             state @ weight[:, s:].T

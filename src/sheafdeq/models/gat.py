@@ -7,16 +7,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sheafdeq.data.graph import Graph
+from sheafdeq.edges import Edges
 from sheafdeq.equilibrium import ExplicitModel
+from sheafdeq.layers.attention import join_heads, softmax_aggregate, split_heads
 from sheafdeq.layers.checks import checked_dropout, checked_positive
 from sheafdeq.layers.initialise import xavier
-from sheafdeq.ops.sparse import (
-    Pattern,
-    join_heads,
-    pattern_of,
-    softmax_aggregate,
-    split_heads,
-)
 
 __all__ = ["GAT", "GATLayer"]
 
@@ -37,14 +32,14 @@ class GATLayer(nn.Module):
         self.bias = nn.Parameter(torch.empty(heads * channels))
         xavier(self.parameters())
 
-    def forward(self, state: Tensor, pattern: Pattern) -> Tensor:
-        """(n, f) -> (n, heads * channels). ``pattern``: one entry for each edge."""
-        many = pattern.heads(self.heads)
+    def forward(self, state: Tensor, edges: Edges) -> Tensor:
+        """(n, f) -> (n, heads * channels)."""
+        many = edges.heads(self.heads)
         values = split_heads(self.mixing(state), self.heads)  # (M, n, w)
         of_source = (values * self.source_score.unsqueeze(1)).sum(2).reshape(-1)
         of_target = (values * self.target_score.unsqueeze(1)).sum(2).reshape(-1)
         scores = functional.leaky_relu(
-            of_source.index_select(0, many.column) + of_target.index_select(0, many.row), 0.2
+            of_source.index_select(0, many.source) + of_target.index_select(0, many.target), 0.2
         )
         flat = values.reshape(-1, values.shape[2])
         own = (functional.leaky_relu(of_source + of_target, 0.2), flat)
@@ -101,11 +96,11 @@ class GAT(ExplicitModel):
 
     def logits(self, graph: Graph) -> Tensor:
         """(n, f) -> (n, o)."""
-        pattern, state = pattern_of(graph), graph.x
+        edges, state = graph.edges, graph.x
         for k, layer in enumerate(self.layers):
             if k:
                 state = functional.dropout(functional.elu(state), self.dropout, self.training)
-            state = layer(state, pattern)
+            state = layer(state, edges)
         return state
 
     def _uses_edge_features(self) -> bool:

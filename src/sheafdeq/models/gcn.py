@@ -10,9 +10,9 @@ from torch.nn import functional
 
 from sheafdeq.data.graph import Graph
 from sheafdeq.equilibrium import ExplicitModel
+from sheafdeq.layers.adjacency import gcn_weights, propagate
 from sheafdeq.layers.checks import checked_dropout, checked_positive
 from sheafdeq.layers.initialise import xavier
-from sheafdeq.ops.sparse import gcn_weights, pattern_of, propagate
 
 __all__ = ["GCN"]
 
@@ -57,13 +57,13 @@ class GCN(ExplicitModel):
 
     def logits(self, graph: Graph) -> Tensor:
         """(n, f) -> (n, o)."""
-        weights, pattern = gcn_weights(graph, self_loops=True), pattern_of(graph)
+        weights, edges = gcn_weights(graph.edges, self_loops=True), graph.edges
         state = graph.x
         for k, (mixing, bias) in enumerate(zip(self.mixings, self.biases, strict=True)):
             if k:
                 state = functional.dropout(state.relu(), self.dropout, self.training)
             mixed = mixing(state)
-            state = propagate(weights.edge, weights.own, mixed, mixed, pattern) + bias
+            state = propagate(weights.edge, weights.own, mixed, mixed, edges) + bias
         return state
 
     def _uses_edge_features(self) -> bool:

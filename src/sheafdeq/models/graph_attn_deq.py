@@ -10,14 +10,15 @@ from torch import Tensor, nn
 from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
 from sheafdeq.distances import THOMPSON
+from sheafdeq.edges import Edges
 from sheafdeq.equilibrium import Readout
 from sheafdeq.errors import InputError
+from sheafdeq.layers.attention import attend, join_heads, split_heads
 from sheafdeq.layers.checks import checked_positive
 from sheafdeq.layers.gathering import GatheringModel
 from sheafdeq.layers.initialise import xavier
 from sheafdeq.layers.restriction import checked_norm_order, normalise_rows
-from sheafdeq.ops.sparse import Pattern, attend, join_heads, pattern_of, split_heads
-from sheafdeq.recurrence import Incidence, edge_field, node_field
+from sheafdeq.recurrence import edge_field, node_field
 from sheafdeq.solvers import Solver
 
 __all__ = ["AttentionContext", "GraphAttnDEQ"]
@@ -27,8 +28,7 @@ __all__ = ["AttentionContext", "GraphAttnDEQ"]
 class AttentionContext:
     """What stays constant during one solve."""
 
-    incidence: Incidence
-    pattern: Pattern  # of the whole graph
+    edges: Edges
     drive: Tensor = node_field()  # (n, c)
     edge_embedding: Tensor | None = edge_field(default=None)  # (e, c)
 
@@ -118,16 +118,14 @@ class GraphAttnDEQ(GatheringModel):
         embedding = (
             None if self.edge is None or graph.edge_attr is None else self.edge(graph.edge_attr)
         )
-        return AttentionContext(
-            Incidence.of(graph), pattern_of(graph), self.drive(graph.x).relu(), embedding
-        )
+        return AttentionContext(graph.edges, self.drive(graph.x).relu(), embedding)
 
     def initial_state(self, context: AttentionContext) -> Tensor:
         """All ones, each row scaled to unit Euclidean norm."""
         return torch.full_like(context.drive, self.width**-0.5)
 
     def attention(
-        self, own: Tensor, table: Tensor, pattern: Pattern, context: AttentionContext
+        self, own: Tensor, table: Tensor, edges: Edges, context: AttentionContext
     ) -> Tensor:
         """(n, c) the multi-head propagation before W."""
         seen, seen_table = self._normalised(own), self._normalised(table)
@@ -147,14 +145,12 @@ class GraphAttnDEQ(GatheringModel):
         if context.edge_embedding is not None:
             embedding = split_heads(context.edge_embedding, self.heads)
             edge = (embedding, None if self.pre_norm else embedding)
-        return join_heads(attend(query, key, value, pattern, own=own_pair, edge=edge))
+        return join_heads(attend(query, key, value, edges, own=own_pair, edge=edge))
 
-    def update(
-        self, own: Tensor, table: Tensor, pattern: Pattern, context: AttentionContext
-    ) -> Tensor:
+    def update(self, own: Tensor, table: Tensor, edges: Edges, context: AttentionContext) -> Tensor:
         """tanh(Attn(H) W) + B + beta."""
         return (
-            self.mixing(self.attention(own, table, pattern, context)).tanh()
+            self.mixing(self.attention(own, table, edges, context)).tanh()
             + self.shift
             + context.drive
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -12,12 +11,13 @@ from torch.nn import functional
 from sheafdeq.adjoints import Adjoint, Implicit
 from sheafdeq.data.graph import Graph
 from sheafdeq.distances import SUP
+from sheafdeq.edges import Edges
 from sheafdeq.errors import InputError
+from sheafdeq.layers.adjacency import gcn_weights, propagate
 from sheafdeq.layers.checks import checked_positive
 from sheafdeq.layers.gathering import GatheringModel
 from sheafdeq.layers.initialise import xavier
-from sheafdeq.ops.sparse import Pattern, gcn_weights, pattern_of, propagate
-from sheafdeq.recurrence import Incidence, edge_field, node_field
+from sheafdeq.recurrence import edge_field, node_field
 from sheafdeq.solvers import Picard, Solver
 
 __all__ = ["IGNN", "IgnnContext", "project_columns"]
@@ -27,14 +27,10 @@ __all__ = ["IGNN", "IgnnContext", "project_columns"]
 class IgnnContext:
     """What stays constant during one solve."""
 
-    incidence: Incidence
-    pattern: Pattern  # of the whole graph
+    edges: Edges
     drive: Tensor = node_field()  # (n, c) B(X)
     own_weight: Tensor = node_field()  # (n,)
     edge_weight: Tensor = edge_field()  # (e,)
-
-
-_RADII: WeakKeyDictionary[Graph, float] = WeakKeyDictionary()
 
 
 class IGNN(GatheringModel):
@@ -111,22 +107,21 @@ class IGNN(GatheringModel):
         belongs to the graph that was learnt from. Graphs that are merely scored leave no trace, and
         a resumed run has nothing to remember.
         """
-        weights = gcn_weights(graph, self_loops=True)
+        weights = gcn_weights(graph.edges, self_loops=True)
         if torch.is_grad_enabled():
-            if graph not in _RADII:
-                _RADII[graph] = power_estimate(weights.edge, weights.own, pattern_of(graph))
-            self.spectral_radius = max(1.0, _RADII[graph])
-        return IgnnContext(
-            Incidence.of(graph), pattern_of(graph), self.drive(graph.x), weights.own, weights.edge
-        )
+            radius = graph.edges.kept(
+                "gcn_radius", lambda: power_estimate(weights.edge, weights.own, graph.edges)
+            )
+            self.spectral_radius = max(1.0, radius)
+        return IgnnContext(graph.edges, self.drive(graph.x), weights.own, weights.edge)
 
     def initial_state(self, context: IgnnContext) -> Tensor:
         """Zero, as in the released code."""
         return torch.zeros_like(context.drive)
 
-    def update(self, own: Tensor, table: Tensor, pattern: Pattern, context: IgnnContext) -> Tensor:
+    def update(self, own: Tensor, table: Tensor, edges: Edges, context: IgnnContext) -> Tensor:
         """ReLU(A_+ H W + B)."""
-        mean = propagate(context.edge_weight, context.own_weight, own, table, pattern)
+        mean = propagate(context.edge_weight, context.own_weight, own, table, edges)
         return (mean @ self.recurrent + context.drive).relu()
 
     def readout(self, state: Tensor, context: IgnnContext) -> Tensor:
@@ -156,7 +151,7 @@ def project_columns(matrix: Tensor, radius: float) -> Tensor:
 
 @torch.no_grad()
 def power_estimate(
-    edge_weight: Tensor, own_weight: Tensor, pattern: Pattern, iterations: int = 20
+    edge_weight: Tensor, own_weight: Tensor, edges: Edges, iterations: int = 20
 ) -> float:
     """The spectral radius of the weighted adjacency, estimated by power steps from the all-ones
     vector."""
@@ -166,6 +161,6 @@ def power_estimate(
         length = torch.linalg.vector_norm(vector)
         if float(length) == 0.0:
             return 0.0
-        vector = propagate(edge_weight, own_weight, vector / length, vector / length, pattern)
+        vector = propagate(edge_weight, own_weight, vector / length, vector / length, edges)
         norm = torch.linalg.vector_norm(vector)
     return float(norm)

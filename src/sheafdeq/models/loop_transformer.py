@@ -10,12 +10,13 @@ from torch.nn import functional
 
 from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
+from sheafdeq.edges import Edges
 from sheafdeq.equilibrium import Readout
+from sheafdeq.layers.attention import attend, join_heads, split_heads
 from sheafdeq.layers.checks import checked_dropout, checked_positive
 from sheafdeq.layers.gathering import GatheringModel
 from sheafdeq.layers.initialise import xavier
-from sheafdeq.ops.sparse import Pattern, attend, join_heads, pattern_of, split_heads
-from sheafdeq.recurrence import Incidence, edge_field, node_field
+from sheafdeq.recurrence import edge_field, node_field
 from sheafdeq.solvers import Solver
 
 __all__ = ["LoopContext", "LoopTransformer"]
@@ -25,8 +26,7 @@ __all__ = ["LoopContext", "LoopTransformer"]
 class LoopContext:
     """What stays constant during one solve."""
 
-    incidence: Incidence
-    pattern: Pattern  # of the whole graph
+    edges: Edges
     start: Tensor = node_field()  # (n, c) the encoded features
     edge_embedding: Tensor | None = edge_field(default=None)  # (e, c)
     # (n, 2c) dropout of the feed-forward block, already scaled
@@ -122,15 +122,13 @@ class LoopTransformer(GatheringModel):
             mask = functional.dropout(
                 start.new_ones(len(start), self.expand.out_features), self.dropout
             )
-        return LoopContext(Incidence.of(graph), pattern_of(graph), start, embedding, mask)
+        return LoopContext(graph.edges, start, embedding, mask)
 
     def initial_state(self, context: LoopContext) -> Tensor:
         """B(X)."""
         return context.start
 
-    def convolve(
-        self, own: Tensor, table: Tensor, pattern: Pattern, context: LoopContext
-    ) -> Tensor:
+    def convolve(self, own: Tensor, table: Tensor, edges: Edges, context: LoopContext) -> Tensor:
         """(n, c) the gated attention layer."""
         edge = None
         if context.edge_embedding is not None:
@@ -139,14 +137,14 @@ class LoopTransformer(GatheringModel):
             split_heads(layer(rows), self.heads)
             for layer, rows in ((self.query, own), (self.key, table), (self.value, table))
         )
-        message = join_heads(attend(query, key, value, pattern, edge=edge))
+        message = join_heads(attend(query, key, value, edges, edge=edge))
         skipped = self.skip(own)
         gate = self.gate(torch.cat([message, skipped, message - skipped], dim=1)).sigmoid()
         return torch.lerp(message, skipped, gate)
 
-    def update(self, own: Tensor, table: Tensor, pattern: Pattern, context: LoopContext) -> Tensor:
+    def update(self, own: Tensor, table: Tensor, edges: Edges, context: LoopContext) -> Tensor:
         """One pass through the block."""
-        state = self.norm_attention(own + self.convolve(own, table, pattern, context))
+        state = self.norm_attention(own + self.convolve(own, table, edges, context))
         hidden = functional.gelu(self.expand(state))
         if context.mask is not None:
             hidden = hidden * context.mask

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sheafdeq.data.graph import Graph
+from sheafdeq.edges import Edges
 from sheafdeq.equilibrium import ExplicitModel
 from sheafdeq.errors import InputError
 from sheafdeq.layers.checks import checked_dropout, checked_positive
-from sheafdeq.ops.sparse import Pattern, aggregate, pattern_of
+from sheafdeq.ops.sparse import aggregate
 
 __all__ = ["NeuralSheafDiffusion", "SheafLayer", "householder", "inverse_square_root"]
 
@@ -47,13 +48,13 @@ class SheafLayer(nn.Module):
         nn.init.eye_(self.stalk_mixing.weight)
         nn.init.orthogonal_(self.channel_mixing.weight)
 
-    def forward(self, x: Tensor, seen: Tensor, graph: Graph, pattern: Pattern) -> Tensor:
+    def forward(self, x: Tensor, seen: Tensor, graph: Graph, edges: Edges) -> Tensor:
         """``seen`` (n, c) is what the map learner reads (``x`` after dropout)."""
         n, d, q = len(x), self.stalk_dim, self.channels
         stalks = x.view(n, d, q)
         mixed = self.channel_mixing(self.stalk_mixing.weight @ stalks)
         diagonal, off = self.laplacian(seen, graph)
-        change = self.diffuse(diagonal, off, mixed, pattern)
+        change = self.diffuse(diagonal, off, mixed, edges)
         return ((1 + self.epsilon.tanh()) * stalks - functional.elu(change)).view(n, d * q)
 
     def maps(self, x: Tensor, graph: Graph, learner: nn.Linear) -> tuple[Tensor, Tensor]:
@@ -105,15 +106,13 @@ class SheafLayer(nn.Module):
         )
         return diagonal, off
 
-    def diffuse(self, diagonal: Tensor, off: Tensor, stalks: Tensor, pattern: Pattern) -> Tensor:
+    def diffuse(self, diagonal: Tensor, off: Tensor, stalks: Tensor, edges: Edges) -> Tensor:
         """(n, d, q) -> (n, d, q): the Laplacian given by its blocks, applied."""
         n, d, q = stalks.shape
         if self.kind == "diagonal":
-            received = aggregate(
-                off.T.reshape(-1), stalks.transpose(0, 1).reshape(d * n, q), pattern
-            )
+            received = aggregate(off.T.reshape(-1), stalks.transpose(0, 1).reshape(d * n, q), edges)
             return diagonal.unsqueeze(2) * stalks + received.view(d, n, q).transpose(0, 1)
-        received = aggregate(off.transpose(0, 1).reshape(-1), stalks.reshape(n * d, q), pattern)
+        received = aggregate(off.transpose(0, 1).reshape(-1), stalks.reshape(n * d, q), edges)
         return diagonal @ stalks + received.view(d, n, q).transpose(0, 1)
 
 
@@ -176,18 +175,14 @@ class NeuralSheafDiffusion(ExplicitModel):
 
     def logits(self, graph: Graph) -> Tensor:
         """(n, f) -> (n, o)."""
-        pattern = pattern_of(graph)
-        pattern = (
-            pattern.heads(self.stalk_dim)
-            if self.kind == "diagonal"
-            else pattern.blocks(self.stalk_dim)
-        )
+        of_graph, d = graph.edges, self.stalk_dim
+        edges = of_graph.heads(d) if self.kind == "diagonal" else of_graph.blocks(d)
         state = functional.dropout(
             functional.elu(self.encoder(graph.x)), self.dropout, self.training
         )
         for k, layer in enumerate(self.layers):
             seen = functional.dropout(state, self.dropout, self.training) if k else state
-            state = layer(state, seen, graph, pattern)
+            state = layer(state, seen, graph, edges)
         return self.readout(state)
 
     def _uses_edge_features(self) -> bool:

@@ -13,24 +13,16 @@ from torch import Tensor, nn
 from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
 from sheafdeq.distances import THOMPSON
+from sheafdeq.edges import Edges
 from sheafdeq.equilibrium import EquilibriumModel, Readout
 from sheafdeq.errors import InputError
 from sheafdeq.layers.checks import checked_positive
 from sheafdeq.layers.edge_features import edge_feature_width, edge_features
 from sheafdeq.layers.gates import gate_by_name
 from sheafdeq.layers.rows import bounded_rows
-from sheafdeq.ops.gated_step import (
-    blocks_from_hidden,
-    edge_parts,
-    edge_product,
-    gated_map,
-    generate,
-    incidence_of,
-    propagate,
-    reweighted,
-    two_parts,
-)
-from sheafdeq.recurrence import Incidence, edge_field, node_field
+from sheafdeq.ops.gated_step import block_product, edge_parts, edge_product, gated_map, two_parts
+from sheafdeq.ops.sheaf_blocks import blocks_from_hidden, generate
+from sheafdeq.recurrence import edge_field, node_field
 from sheafdeq.solvers import Partition, Solution, Solver
 from sheafdeq.solvers.iterate import Function, Observer
 
@@ -56,7 +48,7 @@ class CascadeContext:
     """What stays constant during one solve: the features' share of every level, and the whole first
     sheaf."""
 
-    incidence: Incidence
+    edges: Edges
     edge_hidden: Tensor = edge_field()  # (e, h), or (e, L*h) when levels are not tied
     # (n, groups * c) the features' share of the drive, before ReLU
     node_drive: Tensor = node_field()
@@ -260,24 +252,20 @@ class SheafCascade(EquilibriumModel):
     def prepare(self, graph: Graph) -> CascadeContext:
         """The features' share of every level, and the first sheaf, which reads the features
         alone."""
-        incidence = incidence_of(graph)
+        edges = graph.edges
         x = graph.x
         if self.training and self.feature_noise:
             x = x + self.feature_noise * torch.randn_like(x)
         edge_hidden = self.edge_encoder(edge_features(graph, x, differences=self.differences))
         if self.training and self.edge_dropout:
             keep = 1 - self.edge_dropout
-            weight = (
-                incidence.edge_weight
-                * torch.empty_like(incidence.edge_weight).bernoulli_(keep)
-                / keep
-            )
-            incidence = reweighted(incidence, weight)
+            weight = edges.weight * torch.empty_like(edges.weight).bernoulli_(keep) / keep
+            edges = edges.reweighted(weight)
         node_drive = self.feature_drive(x)
         base = self.encoder(x)
-        sheaf = self._infer(0, base, base, incidence, edge_hidden, node_drive)
+        sheaf = self._infer(0, base, base, edges, edge_hidden, node_drive)
         return CascadeContext(
-            incidence, edge_hidden, node_drive, sheaf.blocks, sheaf.diagonal, sheaf.drive
+            edges, edge_hidden, node_drive, sheaf.blocks, sheaf.diagonal, sheaf.drive
         )
 
     def initial_state(self, context: CascadeContext) -> Tensor:
@@ -401,7 +389,7 @@ class SheafCascade(EquilibriumModel):
             return Sheaf(context.first_blocks, context.first_diagonal, context.first_drive)
         assert own is not None
         return self._infer(
-            level, own, received, context.incidence, context.edge_hidden, context.node_drive
+            level, own, received, context.edges, context.edge_hidden, context.node_drive
         )
 
     def _infer(
@@ -409,7 +397,7 @@ class SheafCascade(EquilibriumModel):
         level: int,
         own: Tensor,
         received: Tensor | None,
-        incidence: Incidence,
+        edges: Edges,
         edge_hidden: Tensor,
         node_drive: Tensor,
     ) -> Sheaf:
@@ -428,16 +416,16 @@ class SheafCascade(EquilibriumModel):
         message = module.message_stalk @ z.view(-1, d, q) @ module.message_channel
         if whole:
             blocks, diagonal = generate(
-                source, target, edge, weight, bias, incidence, sign=-1, softening=MAP_SOFTENING
+                source, target, edge, weight, bias, edges, sign=-1, softening=MAP_SOFTENING
             )
-            spread = propagate(blocks, diagonal, message, incidence)
+            spread = block_product(blocks, diagonal, message, edges)
         else:
-            hidden = edge + source + target.index_select(0, incidence.target)
+            hidden = edge + source + target.index_select(0, edges.target)
             blocks, diagonal = blocks_from_hidden(
-                hidden, weight, bias, incidence, sign=-1, softening=MAP_SOFTENING
+                hidden, weight, bias, edges, sign=-1, softening=MAP_SOFTENING
             )
             arriving = module.message_stalk @ z_table.view(-1, d, q) @ module.message_channel
-            spread = edge_product(blocks, arriving, incidence) + diagonal @ message
+            spread = edge_product(blocks, arriving, edges) + diagonal @ message
         drive = (
             module.own(z) + node_drive[:, group * c : (group + 1) * c] + spread.reshape(-1, c)
         ).relu()
@@ -454,7 +442,7 @@ class SheafCascade(EquilibriumModel):
             module.channel_mixing,
             sheaf.drive + self.shift,
             self.gate,
-            context.incidence,
+            context.edges,
         )
 
     def _joint_step(self, own: Tensor, received: Tensor | None, context: CascadeContext) -> Tensor:
@@ -485,7 +473,7 @@ class SheafCascade(EquilibriumModel):
                 (minus, own_minus),
                 (h @ mixing[0], h @ mixing[1]),
                 (arriving @ mixing[0], arriving @ mixing[1]),
-                context.incidence,
+                context.edges,
             )
             images.append(
                 sheaf.drive + self.shift + self.gate.of_parts(*parts).reshape(state.shape)

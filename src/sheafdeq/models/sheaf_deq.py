@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
 from sheafdeq.distances import THOMPSON
+from sheafdeq.edges import Edges
 from sheafdeq.equilibrium import EquilibriumModel, Readout
 from sheafdeq.errors import InputError
 from sheafdeq.layers.checks import checked_positive
@@ -22,16 +23,9 @@ from sheafdeq.layers.restriction import (
     normalise_rows,
     restriction_maps,
 )
-from sheafdeq.ops.layout import EdgeLayout
-from sheafdeq.ops.sheaf_step import (
-    Layers,
-    StepOptions,
-    StepWeights,
-    Tables,
-    sheaf_propagate,
-    sheaf_step,
-)
-from sheafdeq.recurrence import Incidence, edge_field, node_field
+from sheafdeq.ops.sheaf_propagate import Layers, Tables, sheaf_propagate
+from sheafdeq.ops.sheaf_step import StepOptions, StepWeights, sheaf_step
+from sheafdeq.recurrence import edge_field, node_field
 from sheafdeq.solvers import Solver
 
 __all__ = ["SheafContext", "SheafDEQ"]
@@ -41,7 +35,7 @@ __all__ = ["SheafContext", "SheafDEQ"]
 class SheafContext:
     """What stays constant during one solve."""
 
-    incidence: Incidence
+    edges: Edges
     drive: Tensor = node_field()  # (n, c) B(X) >= 0
     # (e, 2h) first-layer contribution of the edge features
     edge_hidden: Tensor | None = edge_field(default=None)
@@ -160,11 +154,11 @@ class SheafDEQ(EquilibriumModel):
     # ------------------------------------------------------------------ the contract
 
     def prepare(self, graph: Graph) -> SheafContext:
-        """Drive, incidence, and the edge features' share of the first generator layer."""
+        """Drive, edges, and the edge features' share of the first generator layer."""
         edge_hidden = None
         if graph.edge_attr is not None:
             edge_hidden = graph.edge_attr @ self._first_layer().edge.T
-        return SheafContext(Incidence.of(graph), self.drive(graph.x).relu(), edge_hidden)
+        return SheafContext(graph.edges, self.drive(graph.x).relu(), edge_hidden)
 
     def initial_state(self, context: SheafContext) -> Tensor:
         """All ones, each row scaled to unit Euclidean norm: 1/sqrt(c)."""
@@ -176,7 +170,7 @@ class SheafDEQ(EquilibriumModel):
             self.shift,
             self.norm_order,
             self.pre_norm,
-            EdgeLayout.of(context.incidence),
+            context.edges,
             self.stalk_dim,
             self.channels,
         )
@@ -202,7 +196,7 @@ class SheafDEQ(EquilibriumModel):
             self._values(table).reshape(table.shape),
             self._values(own).reshape(own.shape),
         )
-        edges = EdgeLayout.of(context.incidence.reading(index, len(table)))
+        edges = context.edges.reading(index, len(table))
         propagated = sheaf_propagate(
             tables, self._layers()[1], edges, self.stalk_dim, self.channels
         )
@@ -215,8 +209,8 @@ class SheafDEQ(EquilibriumModel):
         step's plain twin."""
         first = self._first_layer()
         normalised = self._normalised(state)
-        source_hidden = (normalised @ first.source.T)[context.incidence.source]
-        target_hidden = (normalised @ first.target.T + first.bias)[context.incidence.target]
+        source_hidden = (normalised @ first.source.T)[context.edges.source]
+        target_hidden = (normalised @ first.target.T + first.bias)[context.edges.target]
         maps = restriction_maps(
             self.source_maps,
             self.target_maps,
@@ -225,7 +219,7 @@ class SheafDEQ(EquilibriumModel):
             context.edge_hidden,
             self.stalk_dim,
         )
-        return SheafOperator(context.incidence, *maps)
+        return SheafOperator(context.edges, *maps)
 
     def _layers(self) -> tuple[Layers, Layers]:
         """First and second layers of both generators."""

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
 from sheafdeq.distances import SUP
+from sheafdeq.edges import Edges
 from sheafdeq.equilibrium import EquilibriumModel, Readout
 from sheafdeq.errors import InputError
 from sheafdeq.layers.checks import checked_positive
 from sheafdeq.layers.edge_features import edge_feature_width, edge_features
 from sheafdeq.layers.initialise import xavier
-from sheafdeq.recurrence import Incidence, edge_field, node_field
+from sheafdeq.recurrence import edge_field, node_field
 from sheafdeq.solvers import Picard, Solver
 
 __all__ = ["RelayContext", "SheafRelay", "core_nodes"]
@@ -27,7 +28,7 @@ class RelayContext:
     """What stays constant during one solve: who passes what on to whom, and how it is
     transported."""
 
-    incidence: Incidence
+    edges: Edges
     slots: int  # D, the largest number of edges into one node
     slot: Tensor = edge_field()  # (e,) the place of an edge among the edges into its target
     heard: Tensor = edge_field()  # (e, D) 1 where the source passes on what it has in that place
@@ -160,9 +161,9 @@ class SheafRelay(EquilibriumModel):
 
     def prepare(self, graph: Graph) -> RelayContext:
         """Places, what is passed on, transports and origins."""
-        incidence = Incidence.of(graph)
-        source, target = incidence.source, incidence.target
-        arriving = incidence.pointer.diff()
+        edges = graph.edges
+        source, target = edges.source, edges.target
+        arriving = edges.pointer.diff()
         slots = max(1, int(arriving.max()) if len(arriving) else 1)
         if slots > self.max_degree:
             raise InputError(
@@ -171,7 +172,7 @@ class SheafRelay(EquilibriumModel):
                 f"{self.max_degree}: give max_degree={slots} if memory allows "
                 f"({slots * self.width} numbers a node)"
             )
-        slot = torch.arange(len(target), device=target.device) - incidence.pointer[target]
+        slot = torch.arange(len(target), device=target.device) - edges.pointer[target]
         speaker = source.new_full((graph.num_nodes, slots), -1)
         speaker[target, slot] = source
         before = speaker[source]  # (e, D) who spoke to the source of each edge
@@ -180,25 +181,23 @@ class SheafRelay(EquilibriumModel):
         about = edge_features(graph)
         said = self.say(torch.cat([graph.x.index_select(0, source), about], dim=1))
         return RelayContext(
-            incidence,
+            edges,
             slots,
             slot,
             heard.to(graph.x.dtype),
-            self._transport(about, heard, before, incidence) * carries[:, None, None],
+            self._transport(about, heard, before, edges) * carries[:, None, None],
             said * carries[:, None],
             self.own(graph.x),
         )
 
-    def _transport(
-        self, about: Tensor, heard: Tensor, before: Tensor, incidence: Incidence
-    ) -> Tensor:
+    def _transport(self, about: Tensor, heard: Tensor, before: Tensor, edges: Edges) -> Tensor:
         """(e, d, d) I + turn(edge), its rows scaled down on edges of the 2-core."""
         d = self.stalk_dim
         transport = torch.eye(d, dtype=about.dtype, device=about.device).expand(len(about), d, d)
         if self.turn is not None:
             transport = transport + self.turn(about).view(-1, d, d)
-        source, target = incidence.source, incidence.target
-        core = core_nodes(source, target, incidence.num_targets)
+        source, target = edges.source, edges.target
+        core = core_nodes(source, target, edges.num_targets)
         inside = core[source] & core[target]
         if not bool(inside.any()):
             return transport
@@ -214,21 +213,21 @@ class SheafRelay(EquilibriumModel):
 
     def initial_state(self, context: RelayContext) -> Tensor:
         """(n, D*c) silence."""
-        n = context.incidence.num_targets
+        n = context.edges.num_targets
         return context.origin.new_zeros(n, context.slots * self.width)
 
     def step(self, state: Tensor, context: RelayContext) -> Tensor:
         """Every message anew from the messages before it."""
-        return self.local_step(state, state.index_select(0, context.incidence.source), context)
+        return self.local_step(state, state.index_select(0, context.edges.source), context)
 
     def local_step(self, own: Tensor, received: Tensor, context: RelayContext) -> Tensor:
         """The same with edge k reading the places ``received[k]`` of its source; what the target
         had is replaced."""
-        n, slots, c = context.incidence.num_targets, context.slots, self.width
+        n, slots, c = context.edges.num_targets, context.slots, self.width
         heard = context.heard.unsqueeze(1)  # (e, 1, D)
         total = (heard @ received.view(-1, slots, c)).view(-1, self.stalk_dim, self.channels)
         message = (context.transport @ total).view(-1, c) + context.origin
-        place = context.incidence.target * slots + context.slot
+        place = context.edges.target * slots + context.slot
         return own.new_zeros(n * slots, c).index_copy(0, place, message).view(n, slots * c)
 
     def readout(self, state: Tensor, context: RelayContext) -> Tensor:

@@ -12,15 +12,17 @@ from torch import Tensor, nn
 from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
 from sheafdeq.distances import THOMPSON
+from sheafdeq.edges import Edges
 from sheafdeq.equilibrium import Readout
+from sheafdeq.layers.attention import softmax_aggregate
 from sheafdeq.layers.checks import checked_positive
 from sheafdeq.layers.edge_features import edge_feature_width, edge_features
 from sheafdeq.layers.gates import ROUNDING_SLACK, gate_by_name
 from sheafdeq.layers.gathering import GatheringModel
 from sheafdeq.layers.rows import unit_rows
 from sheafdeq.ops.gated_step import two_parts
-from sheafdeq.ops.sparse import Pattern, correlate, pattern_of, softmax_aggregate
-from sheafdeq.recurrence import Incidence, edge_field, node_field
+from sheafdeq.ops.sparse import correlate
+from sheafdeq.recurrence import edge_field, node_field
 from sheafdeq.solvers import Solver
 
 __all__ = ["StrongAttentionContext", "StrongAttnDEQ"]
@@ -30,8 +32,7 @@ __all__ = ["StrongAttentionContext", "StrongAttnDEQ"]
 class StrongAttentionContext:
     """What stays constant during one solve."""
 
-    incidence: Incidence
-    pattern: Pattern  # of the whole graph
+    edges: Edges
     query_weight: Tensor  # (c, c) Q, each head scaled into the budget
     drive: Tensor = node_field()  # (n, c)
     bias: Tensor = edge_field()  # (e, M) the inputs' share of the logits
@@ -165,8 +166,7 @@ class StrongAttnDEQ(GatheringModel):
         """Drive, the inputs' share of the logits, and the query matrix within its budget."""
         bias = self.bias(edge_features(graph))
         return StrongAttentionContext(
-            Incidence.of(graph),
-            pattern_of(graph),
+            graph.edges,
             self.budgeted_query(),
             self.drive(graph.x).relu(),
             bias,
@@ -177,10 +177,10 @@ class StrongAttnDEQ(GatheringModel):
         return torch.full_like(context.drive, self.shift)
 
     def update(
-        self, own: Tensor, table: Tensor, pattern: Pattern, context: StrongAttentionContext
+        self, own: Tensor, table: Tensor, edges: Edges, context: StrongAttentionContext
     ) -> Tensor:
         """T(H)."""
-        gathered = self._averages(own, table, pattern, context)  # (M, n, c)
+        gathered = self._averages(own, table, edges, context)  # (M, n, c)
         mixing = self.mixing.weight.view(self.width, self.heads, self.channels)
         values = self.value.weight.view(self.heads, self.channels, self.width)
         coefficients = torch.einsum("omq,mqc->moc", mixing, values)  # C^m = W_m V^m
@@ -190,7 +190,7 @@ class StrongAttnDEQ(GatheringModel):
         return self.shift + context.drive + self.gate.of_parts(plus, minus)
 
     def _averages(
-        self, own: Tensor, table: Tensor, pattern: Pattern, context: StrongAttentionContext
+        self, own: Tensor, table: Tensor, edges: Edges, context: StrongAttentionContext
     ) -> Tensor:
         """(M, n, c) a^m_i: the states averaged with the attention of every head."""
         heads, w, c = self.heads, self.channels, self.width
@@ -199,7 +199,7 @@ class StrongAttnDEQ(GatheringModel):
         query = self._by_head(unit @ context.query_weight.T * w**-0.5)
         own_key = self._by_head(self.key(unit))
         key = own_key if table is own else self._by_head(self.key(unit_table))
-        many = pattern.heads(heads)
+        many = edges.heads(heads)
         scores = correlate(query, key, many) + context.bias.T.reshape(-1)
         own_scores = (query * own_key).sum(1) + self.own_bias.repeat_interleave(len(own))
         own_value, value = own.repeat(heads, 1), table.repeat(heads, 1)

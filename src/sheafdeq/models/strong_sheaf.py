@@ -10,22 +10,16 @@ from torch import Tensor, nn
 from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
 from sheafdeq.distances import THOMPSON
+from sheafdeq.edges import Edges
 from sheafdeq.equilibrium import EquilibriumModel, Readout
 from sheafdeq.layers.checks import checked_positive
 from sheafdeq.layers.edge_features import edge_feature_width, edge_features
 from sheafdeq.layers.gates import ROUNDING_SLACK, gate_by_name
 from sheafdeq.layers.restriction import frobenius_normalise
 from sheafdeq.layers.rows import scaled_rows
-from sheafdeq.ops.gated_step import (
-    edge_parts,
-    gated_map,
-    generate_parts,
-    incidence_of,
-    mixed_parts,
-    parts_from_hidden,
-    two_parts,
-)
-from sheafdeq.recurrence import Incidence, edge_field, node_field
+from sheafdeq.ops.gated_step import edge_parts, gated_map, mixed_parts, two_parts
+from sheafdeq.ops.sheaf_blocks import generate_parts, parts_from_hidden
+from sheafdeq.recurrence import edge_field, node_field
 from sheafdeq.solvers import Solver
 
 __all__ = ["StrongSheafContext", "StrongSheafDEQ"]
@@ -35,7 +29,7 @@ __all__ = ["StrongSheafContext", "StrongSheafDEQ"]
 class StrongSheafContext:
     """What stays constant during one solve: all that the inputs decide."""
 
-    incidence: Incidence
+    edges: Edges
     drive: Tensor = node_field()  # (n, c) B(X) >= 0
     map_sizes: Tensor = edge_field()  # (e, 2, d, d) M >= 0 of the source and target map
     # (e, h) the inputs' share of the logit generator's hidden layer
@@ -164,12 +158,12 @@ class StrongSheafDEQ(EquilibriumModel):
 
     def prepare(self, graph: Graph) -> StrongSheafContext:
         """Drive, map sizes and the inputs' share of the logits."""
-        incidence, d = incidence_of(graph), self.stalk_dim
+        edges, d = graph.edges, self.stalk_dim
         inputs = edge_features(graph)
         sizes = nn.functional.softplus(self.sizes(inputs)).view(-1, d, d)
         sizes = frobenius_normalise(sizes).view(-1, 2, d, d)
         return StrongSheafContext(
-            incidence,
+            edges,
             self.drive(graph.x).relu(),
             sizes,
             self.logit_inputs(inputs),
@@ -190,7 +184,7 @@ class StrongSheafDEQ(EquilibriumModel):
             self._second_layer(context),
             self.logits.bias,
             context.map_sizes,
-            context.incidence,
+            context.edges,
             sign=-1,
         )
         update = gated_map(
@@ -198,7 +192,7 @@ class StrongSheafDEQ(EquilibriumModel):
             self.channel_mixing,
             context.drive + self.shift,
             self.gate,
-            context.incidence,
+            context.edges,
             stalk_mixing=self.stalk_mixing,
             minus=minus,
         )
@@ -206,12 +200,12 @@ class StrongSheafDEQ(EquilibriumModel):
 
     def local_step(self, own: Tensor, received: Tensor, context: StrongSheafContext) -> Tensor:
         """The same update with edge k reading the source state ``received[k]``."""
-        incidence = context.incidence
+        edges = context.edges
         hidden = context.logit_hidden + self.logit_source(self._normalised(received))
-        hidden = hidden + self.logit_target(self._normalised(own)).index_select(0, incidence.target)
+        hidden = hidden + self.logit_target(self._normalised(own)).index_select(0, edges.target)
         weight = self._second_layer(context)
         plus, minus = parts_from_hidden(
-            hidden, weight, self.logits.bias, context.map_sizes, incidence, sign=-1
+            hidden, weight, self.logits.bias, context.map_sizes, edges, sign=-1
         )
         stalks, channels = two_parts(self.stalk_mixing), two_parts(self.channel_mixing)
 
@@ -219,7 +213,7 @@ class StrongSheafDEQ(EquilibriumModel):
             h = rows.reshape(-1, self.stalk_dim, self.channels)
             return mixed_parts(stalks, h @ channels[0], h @ channels[1])
 
-        parts = edge_parts(plus, minus, values(own), values(received), incidence)
+        parts = edge_parts(plus, minus, values(own), values(received), edges)
         return self.shift + context.drive + self.gate.of_parts(*parts).reshape(own.shape)
 
     # ------------------------------------------------------------------ the sheaf

@@ -34,9 +34,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from sheafdeq.edges import Edges
 from sheafdeq.errors import InputError
-from sheafdeq.ops.layout import EdgeLayout
-from sheafdeq.ops.native_module import native_module
+from sheafdeq.ops.native_calls import check_tensors, dense, native, native_layout
 from sheafdeq.plain_tensor import plain_tensor
 from sheafdeq.threads import thread_count
 
@@ -46,17 +46,10 @@ __all__ = [
     "native_gated_step",
     "native_product",
     "native_split_blocks",
-    "padded_width",
 ]
 
 GATE_CODES = {"tanh": 1, "rational": 2, "balance": 3}
 """Gates the kernel applies itself, by the name in :data:`sheafdeq.layers.gates.GATES`."""
-
-
-def padded_width(width: int, dtype: torch.dtype) -> int:
-    """The next multiple of the vector length of the instruction set in use."""
-    lanes: int = _function("lanes", dtype)()
-    return -(-width // lanes) * lanes
 
 
 def native_blocks(
@@ -66,7 +59,7 @@ def native_blocks(
     weight: Tensor,
     bias: Tensor,
     edge_weight: Tensor,
-    edges: EdgeLayout,
+    edges: Edges,
     *,
     sign: float,
     softening: float = 0.0,
@@ -102,7 +95,7 @@ def native_split_blocks(
     bias: Tensor,
     sizes: Tensor,
     edge_weight: Tensor,
-    edges: EdgeLayout,
+    edges: Edges,
     *,
     sign: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -133,11 +126,11 @@ def _check_generator(
     bias: Tensor,
     sizes: Tensor | None,
     edge_weight: Tensor,
-    edges: EdgeLayout,
+    edges: Edges,
 ) -> None:
     outputs, h = weight.shape
     m, n, e = edges.num_sources, edges.num_targets, edges.num_edges
-    _check(
+    check_tensors(
         weight,
         ("source_hidden", source_hidden, (m, h)),
         ("target_hidden", target_hidden, (n, h)),
@@ -148,11 +141,13 @@ def _check_generator(
     )
 
 
-def native_product(blocks: Tensor, diagonal: Tensor, values: Tensor, edges: EdgeLayout) -> Tensor:
+def native_product(blocks: Tensor, diagonal: Tensor, values: Tensor, edges: Edges) -> Tensor:
     """A Y, (n, d, q) -> (n, d, q), from blocks (e, d, d) and diagonal (n, d, d)."""
     n, d, q = values.shape
-    _check(values, ("blocks", blocks, (edges.num_edges, d, d)), ("diagonal", diagonal, (n, d, d)))
-    wide = padded_width(q, values.dtype)
+    check_tensors(
+        values, ("blocks", blocks, (edges.num_edges, d, d)), ("diagonal", diagonal, (n, d, d))
+    )
+    wide = native(values.dtype).padded(q)
     table = functional.pad(values, (0, wide - q)) if wide != q else values
     out = _Product.apply(
         table.reshape(n, d * wide),
@@ -173,14 +168,14 @@ def native_gated_step(
     blocks: Tensor,
     diagonal: Tensor,
     minus: tuple[Tensor, Tensor] | None,
-    edges: EdgeLayout,
+    edges: Edges,
     gate: str,
     floor: float = 0.0,
 ) -> Tensor:
     """base + gate(y+, y-), (n, d*q).
 
     Args:
-        values: (n, d, 2*w) X+ | X- in every row, nonnegative, w = :func:`padded_width` of q, zeros
+        values: (n, d, 2*w) X+ | X- in every row, nonnegative, w = :meth:`Native.padded` of q, zeros
             from q to w.
         base: (n, d*q).
         blocks: (e, d, d) A, or A+ with ``minus``.
@@ -192,18 +187,18 @@ def native_gated_step(
     """
     n, d, twice = values.shape
     e, squared = edges.num_edges, d * d
-    _check(values, ("blocks", blocks, (e, d, d)), ("diagonal", diagonal, (n, d, d)))
+    check_tensors(values, ("blocks", blocks, (e, d, d)), ("diagonal", diagonal, (n, d, d)))
     minus_blocks = minus_diagonal = None
     if minus is not None:
-        _check(
+        check_tensors(
             values, ("minus blocks", minus[0], (e, d, d)), ("minus diagonal", minus[1], (n, d, d))
         )
         minus_blocks, minus_diagonal = (part.reshape(-1, squared) for part in minus)
     q = base.shape[1] // d
-    _check(values, ("base", base, (n, d * q)))
-    if twice != 2 * padded_width(q, values.dtype):
+    check_tensors(values, ("base", base, (n, d * q)))
+    if twice != 2 * native(values.dtype).padded(q):
         raise InputError(
-            f"values must have {2 * padded_width(q, values.dtype)} entries in each "
+            f"values must have {2 * native(values.dtype).padded(q)} entries in each "
             f"of its {d} rows, got {twice}"
         )
     options = (d, twice // 2, 2, GATE_CODES[gate], floor)
@@ -217,28 +212,6 @@ def native_gated_step(
         edges,
         options,
     )
-
-
-def _check(like: Tensor, *expected: tuple[str, Tensor | None, tuple[int, ...]]) -> None:
-    for name, tensor, shape in expected:
-        if tensor is None:
-            continue
-        if tensor.shape != shape:
-            raise InputError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
-        if tensor.dtype != like.dtype or tensor.device != like.device:
-            raise InputError(
-                f"{name} is {tensor.dtype} on {tensor.device}, the others "
-                f"{like.dtype} on {like.device}: convert one"
-            )
-
-
-def _function(name: str, dtype: torch.dtype) -> Any:
-    return getattr(native_module(), f"{name}_{'float' if dtype == torch.float32 else 'double'}")
-
-
-def _dense(tensor: Tensor) -> Tensor:
-    """Detached, plain and contiguous: what native code may read."""
-    return plain_tensor(tensor.detach(), "an argument of the kernel").contiguous()
 
 
 def _rows(tensor: Tensor | None, width: int) -> Tensor | None:
@@ -264,7 +237,7 @@ class _Blocks(torch.autograd.Function):
         bias: Tensor,
         sizes: Tensor | None,
         edge_weight: Tensor,
-        edges: EdgeLayout,
+        edges: Edges,
         sign: float,
         softening: float,
     ) -> tuple[Tensor, ...]:
@@ -275,7 +248,7 @@ class _Blocks(torch.autograd.Function):
         tensors = (source_hidden, target_hidden, edge_hidden, weight, bias, sizes, edge_weight)
         arguments = _block_arguments(tensors, edges, sign, softening)
         places = results if sizes is not None else [*results, None, None]
-        _function("map_forward", weight.dtype)(*arguments, *places, thread_count())
+        native(weight.dtype).map_forward(*arguments, *places, thread_count())
         ctx.save_for_backward(*tensors)
         ctx.options = (edges, sign, softening)
         return tuple(results)
@@ -287,9 +260,9 @@ class _Blocks(torch.autograd.Function):
         weight, sizes = tensors[3], tensors[5]
         edges, sign, softening = ctx.options
         outputs, h = weight.shape
-        hidden, threads = padded_width(h, weight.dtype), thread_count()
+        hidden, threads = native(weight.dtype).padded(h), thread_count()
         m = edges.num_sources
-        source_grad = weight.new_empty(m + edges.native.ghosts(threads), hidden)
+        source_grad = weight.new_empty(m + native_layout(edges).ghosts(threads), hidden)
         target_grad = weight.new_empty(edges.num_targets, hidden)
         edge_grad = weight.new_empty(edges.num_edges, hidden) if ctx.needs_input_grad[2] else None
         sizes_grad = (
@@ -298,9 +271,9 @@ class _Blocks(torch.autograd.Function):
             else None
         )
         parameter_grad = weight.new_empty(outputs * (hidden + 1))
-        _function("map_backward", weight.dtype)(
+        native(weight.dtype).map_backward(
             *_block_arguments(tensors, edges, sign, softening),
-            *(_dense(grad) for grad in grads),
+            *(dense(grad) for grad in grads),
             *(None,) * (4 - len(grads)),
             source_grad,
             target_grad,
@@ -320,16 +293,14 @@ class _Blocks(torch.autograd.Function):
         )
 
 
-def _block_arguments(
-    tensors: Any, edges: EdgeLayout, sign: float, softening: float
-) -> tuple[Any, ...]:
+def _block_arguments(tensors: Any, edges: Edges, sign: float, softening: float) -> tuple[Any, ...]:
     source_hidden, target_hidden, edge_hidden, weight, bias, sizes, edge_weight = tensors
     outputs, h = weight.shape
-    d, hidden = round((outputs // 2) ** 0.5), padded_width(h, weight.dtype)
+    d, hidden = round((outputs // 2) ** 0.5), native(weight.dtype).padded(h)
     rows = [_rows(tensor, hidden) for tensor in (source_hidden, target_hidden, edge_hidden, weight)]
     rows[3] = rows[3].contiguous()  # type: ignore[union-attr]
-    last = (_dense(bias), _dense(edge_weight), None if sizes is None else _dense(sizes))
-    return (edges.native, d, hidden, sign, softening, *rows, *last)
+    last = (dense(bias), dense(edge_weight), None if sizes is None else dense(sizes))
+    return (native_layout(edges), d, hidden, sign, softening, *rows, *last)
 
 
 class _Product(torch.autograd.Function):
@@ -344,23 +315,23 @@ class _Product(torch.autograd.Function):
         minus_blocks: Tensor | None,
         minus_diagonal: Tensor | None,
         base: Tensor | None,
-        edges: EdgeLayout,
+        edges: Edges,
         options: tuple[int, int, int, int, float],
     ) -> Tensor:
         gated = base is not None
         tensors = [
-            None if t is None else _dense(t)
+            None if t is None else dense(t)
             for t in (blocks, diagonal, minus_blocks, minus_diagonal, values)
         ]
         product = values.new_empty(values.shape) if not gated or any(ctx.needs_input_grad) else None
         step = (
             None if base is None else torch.empty_like(base, memory_format=torch.contiguous_format)
         )
-        _function("product_forward", values.dtype)(
-            edges.native,
+        native(values.dtype).product_forward(
+            native_layout(edges),
             *options,
             *tensors,
-            None if base is None else _dense(base),
+            None if base is None else dense(base),
             product,
             step,
             thread_count(),
@@ -379,7 +350,9 @@ class _Product(torch.autograd.Function):
         _, by_blocks, by_diagonal, by_minus_blocks, by_minus_diagonal, by_base = (
             ctx.needs_input_grad[:6]
         )
-        values_grad = values.new_empty(len(values) + edges.native.ghosts(threads), values.shape[1])
+        values_grad = values.new_empty(
+            len(values) + native_layout(edges).ghosts(threads), values.shape[1]
+        )
         wanted = (
             by_blocks or by_minus_blocks,
             by_diagonal or by_minus_diagonal,
@@ -390,12 +363,12 @@ class _Product(torch.autograd.Function):
             torch.empty_like(tensor) if want else None
             for tensor, want in zip(tensors, wanted, strict=False)
         ]
-        _function("product_backward", values.dtype)(
-            edges.native,
+        native(values.dtype).product_backward(
+            native_layout(edges),
             *options,
             *tensors,
             product,
-            _dense(grad),
+            dense(grad),
             values_grad,
             *gradients,
             threads,

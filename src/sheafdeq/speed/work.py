@@ -12,7 +12,6 @@ from sheafdeq.data.community import community_graph
 from sheafdeq.data.graph import Graph
 from sheafdeq.models.sheaf_deq import SheafDEQ
 from sheafdeq.ops.native_module import use_kernel
-from sheafdeq.recurrence import Incidence
 from sheafdeq.speed.message_passing import MessagePassingStep
 
 __all__ = [
@@ -72,7 +71,7 @@ class Work:
 
     def __init__(self, graph: Graph) -> None:
         torch.manual_seed(0)
-        self.graph, self.incidence = graph, Incidence.of(graph)
+        self.graph, self.edges = graph, graph.edges
         self.model = SheafDEQ(graph.x.shape[1], 3)
         self.d, self.q = self.model.stalk_dim, self.model.channels
         self.h = self.d * self.q
@@ -91,11 +90,9 @@ class Work:
     def _make(self, name: str) -> Callable[..., Any]:
         if name in ("pyg", "compiled"):
             peer = MessagePassingStep(self.model)
-            edge_index, incidence = self.graph.edge_index, self.incidence
+            edge_index, edges = self.graph.edge_index, self.edges
             call = torch.compile(peer) if name == "compiled" else peer
-            return lambda state, drive: call(
-                state, drive, edge_index, incidence.degree, incidence.edge_weight
-            )
+            return lambda state, drive: call(state, drive, edge_index, edges.degree, edges.weight)
 
         def step(state: Any, drive: Any) -> Any:
             with use_kernel(name):

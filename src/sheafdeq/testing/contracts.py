@@ -131,7 +131,7 @@ def local_step_error(model: EquilibriumModel, graph: Graph) -> float:
         context = model.prepare(graph)
         state = model.step(model.initial_state(context), context)
         reference = model.step(state, context)
-        local = model.local_step(state, state[context.incidence.source], context)  # type: ignore[operator]
+        local = model.local_step(state, state[context.edges.source], context)  # type: ignore[operator]
     return _relative(local - reference, reference)
 
 
@@ -142,7 +142,7 @@ def restriction_error(model: EquilibriumModel, graph: Graph, seed: int = 0) -> f
     with torch.no_grad():
         context = model.prepare(graph)
         state = model.step(model.initial_state(context), context)
-        received = state[context.incidence.source]
+        received = state[context.edges.source]
         received = received * (
             0.5 + torch.rand(received.shape, generator=generator, dtype=received.dtype)
         )

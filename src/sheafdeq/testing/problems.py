@@ -8,18 +8,19 @@ import torch
 from torch import Tensor, nn
 
 from sheafdeq.data.graph import Graph
+from sheafdeq.edges import Edges
 from sheafdeq.equilibrium import EquilibriumModel, Readout
 from sheafdeq.models.sheaf_deq import SheafDEQ
-from sheafdeq.recurrence import Incidence, node_field
+from sheafdeq.recurrence import node_field
 
 __all__ = ["LinearAverage", "constant_sheaf_deq", "two_node_graph"]
 
 
 @dataclass(frozen=True, eq=False)
 class LinearContext:
-    """Incidence and the injected signal."""
+    """Edges and the injected signal."""
 
-    incidence: Incidence
+    edges: Edges
     drive: Tensor = node_field()  # (n, c)
 
 
@@ -47,7 +48,7 @@ class LinearAverage(EquilibriumModel):
 
     def prepare(self, graph: Graph) -> LinearContext:
         """The drive is a linear function of the features."""
-        return LinearContext(Incidence.of(graph), self.encoder(graph.x))
+        return LinearContext(graph.edges, self.encoder(graph.x))
 
     def initial_state(self, context: LinearContext) -> Tensor:
         """Zero."""
@@ -55,11 +56,11 @@ class LinearAverage(EquilibriumModel):
 
     def step(self, state: Tensor, context: LinearContext) -> Tensor:
         """The map itself."""
-        return self.local_step(state, state[context.incidence.source], context)
+        return self.local_step(state, state[context.edges.source], context)
 
     def local_step(self, own: Tensor, received: Tensor, context: LinearContext) -> Tensor:
         """The map with one source state for each edge."""
-        edges = context.incidence
+        edges = context.edges
         total = torch.zeros_like(context.drive).index_add(0, edges.target, received)
         return self.rate * total / edges.degree[:, None] + (1 - self.rate) * context.drive
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sheafdeq.data.graph import Graph
 from sheafdeq.data.objective import EdgeDistance, Objective
+from sheafdeq.edges import Edges
 from sheafdeq.errors import InputError
 from sheafdeq.training.config import AugmentationConfig
 
@@ -38,14 +39,11 @@ def augmented(graph: Graph, config: AugmentationConfig) -> Graph:
         offset = config.feature_shift * torch.randn(graph.num_graphs, x.shape[1], dtype=x.dtype)
         x = x + offset[graph.graph_ids]
     if not config.edge_dropout:
-        changed = replace(graph, x=x)
-        # The edges are the same, so what was derived from them alone still holds.
-        if "_incidence" in graph.__dict__:
-            changed.__dict__["_incidence"] = graph.__dict__["_incidence"]
-        return changed
+        return replace(graph, x=x)
     kept = _kept_edges(graph, config.edge_dropout)
     attributes = None if graph.edge_attr is None else graph.edge_attr[kept]
-    return Graph(x, graph.edge_index[:, kept], attributes, graph.graph_of_node, graph.num_graphs)
+    edges = Edges.of(graph.edge_index[:, kept], graph.num_nodes, x.dtype)
+    return Graph(x, edges, attributes, graph.graph_of_node, graph.num_graphs)
 
 
 def _kept_edges(graph: Graph, share: float) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 from sheafdeq.data.graph import Graph
 from sheafdeq.data.objective import EdgeDistance, GraphClassification, Objective
 from sheafdeq.data.task import Split
+from sheafdeq.edges import Edges
 from sheafdeq.errors import InputError
 
 __all__ = ["cut", "parts_of"]
@@ -47,7 +48,7 @@ def cut(split: Split, objective: Objective, bounds: Sequence[int]) -> list[Split
         )
         part = Graph(
             graph.x[n0:n1],
-            graph.edge_index[:, e0:e1] - n0,
+            Edges.of(graph.edge_index[:, e0:e1] - n0, n1 - n0, graph.x.dtype),
             None if graph.edge_attr is None else graph.edge_attr[e0:e1],
             graph.graph_ids[n0:n1] - first if last - first > 1 else None,
             last - first,

@@ -58,11 +58,11 @@ def gate_objection(model: Any) -> str | None:
 def adjacency_gain(own: Tensor | None, edge: Tensor, problem: Problem) -> tuple[float, Tensor]:
     """Upper bound of max_v (A w)_v / w_v with w = sqrt(deg), and w (n, 1): Lemma 31, on the rounded
     numbers actually used."""
-    incidence = problem.context.incidence
-    n = incidence.num_targets
+    edges = problem.context.edges
+    n = edges.num_targets
     diagonal = edge.new_zeros(n) if own is None else own
-    matrix = BlockMatrix(incidence, diagonal.view(n, 1, 1), edge.view(-1, 1, 1))
-    counts = (incidence.pointer[1:] - incidence.pointer[:-1]).to(edge.dtype)
+    matrix = BlockMatrix(edges, diagonal.view(n, 1, 1), edge.view(-1, 1, 1))
+    counts = (edges.pointer[1:] - edges.pointer[:-1]).to(edge.dtype)
     weights = ((counts + 1) if own is not None else counts.clamp(min=1)).sqrt().view(n, 1)
     gain = float(quotients(matrix, weights).max()) if n else 0.0
     return gain, weights

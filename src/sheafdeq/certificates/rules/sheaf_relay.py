@@ -101,15 +101,15 @@ def gathering_depth(context: RelayContext) -> int | None:
     Places that nothing gathers are settled after one step; a message is settled one step after all
     it gathers.
     """
-    incidence, slots = context.incidence, context.slots
-    place = incidence.target * slots + context.slot
-    unsettled = torch.zeros(incidence.num_targets * slots, dtype=context.heard.dtype)
+    edges, slots = context.edges, context.slots
+    place = edges.target * slots + context.slot
+    unsettled = torch.zeros(edges.num_targets * slots, dtype=context.heard.dtype)
     unsettled[place] = 1.0
-    carries = (incidence.source != incidence.target).to(unsettled)
+    carries = (edges.source != edges.target).to(unsettled)
     for step in range(len(place) + 1):
         if not bool(unsettled.any()):
             return step
-        rows = unsettled.view(-1, slots)[incidence.source]
+        rows = unsettled.view(-1, slots)[edges.source]
         waiting = ((context.heard * rows).sum(1) > 0).to(unsettled) * carries
         following = torch.zeros_like(unsettled).index_copy(0, place, waiting)
         if torch.equal(following, unsettled):
