@@ -47,7 +47,6 @@ class Edges:
     given_degree: Tensor | None = field(default=None, repr=False)
     given_weight: Tensor | None = field(default=None, repr=False)
     original: Edges | None = field(default=None, repr=False)  # the same edges with other weights
-    _kept: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     # ------------------------------------------------------------------ construction
 
@@ -155,6 +154,10 @@ class Edges:
         kept there."""
         return self if self.original is None else self.original
 
+    @cached_property
+    def _kept(self) -> dict[Any, Any]:
+        return {}
+
     def kept(self, key: Any, make: Callable[[], Made]) -> Made:
         """What ``make`` returns, made once and kept while the edges live."""
         try:
@@ -255,7 +258,7 @@ class Edges:
         )
 
     def __reduce__(self) -> Any:  # copies and pickles leave behind what can be derived
-        return Edges, tuple(getattr(self, entry.name) for entry in fields(self) if entry.init)
+        return Edges, tuple(getattr(self, entry.name) for entry in fields(self))
 
 
 def _pointer(index: Tensor, count: int) -> Tensor:

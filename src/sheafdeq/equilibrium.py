@@ -95,6 +95,10 @@ class GraphModel(nn.Module):
         output = self.run(Graph.build(x, edge_index, edge_attr, batch), **options)
         return (output.logits, output.solution) if return_info else output.logits
 
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew, as the constructor does: every part by its own rule."""
+        _reset(self)
+
     def project(self) -> None:
         """Restore parameter constraints; the trainer calls it after every optimiser step."""
 
@@ -137,6 +141,15 @@ class GraphModel(nn.Module):
     def num_parameters(self) -> int:
         """Number of trainable parameters."""
         return sum(p.numel() for p in self.parameters() if p.requires_grad)
+
+
+def _reset(module: nn.Module) -> None:
+    for part in module.children():
+        reset = getattr(part, "reset_parameters", None)
+        if callable(reset):
+            reset()
+        else:
+            _reset(part)
 
 
 class ExplicitModel(GraphModel):

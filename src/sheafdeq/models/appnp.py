@@ -95,6 +95,10 @@ class APPNP(GatheringModel):
         self.dropout = checked_dropout(dropout)
         self.encoder = nn.ModuleList([nn.Linear(in_channels, width), nn.Linear(width, width)])
         self.readout = Readout(width, out_channels)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Xavier uniform for every matrix, zero for every bias."""
         xavier(self.parameters())
 
     @property

@@ -45,21 +45,35 @@ class DNSDLayer(nn.Module):
         c = stalk_dim * channels
         entries = stalk_dim**2 if self.full else stalk_dim
         self.receiver_maps, self.sender_maps = nn.Linear(2 * c, entries), nn.Linear(2 * c, entries)
-        with torch.no_grad():
-            for parameter in (*self.receiver_maps.parameters(), *self.sender_maps.parameters()):
-                parameter.div_(math.sqrt(2))
-        self.stalk_mixing = nn.Parameter(
-            torch.eye(stalk_dim) + 0.01 * torch.randn(stalk_dim, stalk_dim)
-        )
-        self.channel_mixing = nn.Parameter(
-            torch.eye(channels) + 0.01 * torch.randn(channels, channels)
-        )
-        self.epsilon = nn.Parameter(torch.zeros(stalk_dim))
+        self.stalk_mixing = nn.Parameter(torch.empty(stalk_dim, stalk_dim))
+        self.channel_mixing = nn.Parameter(torch.empty(channels, channels))
+        self.epsilon = nn.Parameter(torch.empty(stalk_dim))
+        self._scale_and_mix()
         self.gate = nn.Linear(2 * channels, 1) if gate else None
         if self.gate is not None:
             nn.init.zeros_(self.gate.weight)
             nn.init.zeros_(self.gate.bias)
         self.norm = nn.LayerNorm(c)
+
+    def reset_parameters(self) -> None:
+        """As released: maps at 1/sqrt(2) of PyTorch's start, mixings near the identity, gates at
+        one half."""
+        self.receiver_maps.reset_parameters()
+        self.sender_maps.reset_parameters()
+        self._scale_and_mix()
+        if self.gate is not None:
+            nn.init.zeros_(self.gate.weight)
+            nn.init.zeros_(self.gate.bias)
+        self.norm.reset_parameters()
+
+    @torch.no_grad()
+    def _scale_and_mix(self) -> None:
+        for parameter in (*self.receiver_maps.parameters(), *self.sender_maps.parameters()):
+            parameter.div_(math.sqrt(2))
+        for mixing in (self.stalk_mixing, self.channel_mixing):
+            size = len(mixing)
+            mixing.copy_(torch.eye(size) + 0.01 * torch.randn(size, size))
+        nn.init.zeros_(self.epsilon)
 
     def forward(self, x: Tensor, graph: Graph, edges: Edges) -> Tensor:
         """``edges``: the graph's, with heads (diagonal maps) or blocks (full maps)."""

@@ -122,6 +122,10 @@ class EIGNN(GatheringModel):
         self.drive = nn.Linear(in_channels, width)
         self.factor = nn.Parameter(torch.empty(width, width))  # F
         self.linear_readout = nn.Linear(width, out_channels)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Xavier uniform for every matrix, zero for every bias."""
         xavier(self.parameters())
 
     def prepare(self, graph: Graph) -> EignnContext:

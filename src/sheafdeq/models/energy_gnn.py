@@ -50,6 +50,10 @@ class PICNN(nn.Module):
         self.raw_out = nn.Parameter(torch.empty(out, hidden))  # C
         self.raw_skip = nn.Parameter(torch.empty(out, convex))  # S
         self.bias = nn.Parameter(torch.empty(out))  # c
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Xavier uniform; weights that must be positive start small, gates open."""
         xavier(self.parameters())
         with torch.no_grad():
             for raw in (self.raw_hidden, self.raw_out, self.raw_skip):
@@ -174,6 +178,11 @@ class EnergyGNN(EquilibriumModel):
         self.own = PICNN(state_width, in_channels, hidden, message_width)
         self.update = PICNN(message_width + state_width, in_channels, hidden, 1)
         self.readout = Readout(state_width, out_channels)
+        xavier(self.readout.parameters())
+
+    def reset_parameters(self) -> None:
+        """The networks by their own rule, the readout Xavier uniform."""
+        super().reset_parameters()
         xavier(self.readout.parameters())
 
     # ------------------------------------------------------------------ the energy

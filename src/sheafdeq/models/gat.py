@@ -30,6 +30,10 @@ class GATLayer(nn.Module):
         self.source_score = nn.Parameter(torch.empty(heads, channels))
         self.target_score = nn.Parameter(torch.empty(heads, channels))
         self.bias = nn.Parameter(torch.empty(heads * channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Xavier uniform for every matrix, zero for every vector."""
         xavier(self.parameters())
 
     def forward(self, state: Tensor, edges: Edges) -> Tensor:

@@ -53,6 +53,10 @@ class GCN(ExplicitModel):
         sizes = [in_channels, *[width] * (layers - 1), out_channels]
         self.mixings = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in pairwise(sizes))
         self.biases = nn.ParameterList(torch.empty(b) for b in sizes[1:])
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Xavier uniform for every matrix, zero for every bias."""
         xavier(self.parameters())
 
     def logits(self, graph: Graph) -> Tensor:

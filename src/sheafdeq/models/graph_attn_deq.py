@@ -106,6 +106,10 @@ class GraphAttnDEQ(GatheringModel):
         self.mixing = nn.Linear(c, c, bias=False)
         self.edge = nn.Linear(edge_dim, c, bias=False) if edge_dim else None
         self.readout = Readout(c, out_channels)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Xavier uniform for every matrix, zero for every bias."""
         xavier(self.parameters())
 
     @property

@@ -92,10 +92,14 @@ class IGNN(GatheringModel):
             raise InputError(f"kappa must be in (0, 1), got {kappa!r}")
         self.in_channels, self.out_channels = in_channels, out_channels
         self.kappa = float(kappa)
-        self.spectral_radius = 1.0  # rho of the graph that is learnt from
         self.drive = nn.Linear(in_channels, width)
         self.recurrent = nn.Parameter(torch.empty(width, width))
         self.linear_readout = nn.Linear(width, out_channels)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Xavier uniform for every matrix, zero for every bias, W inside its ball."""
+        self.spectral_radius = 1.0  # rho of the graph that is learnt from
         xavier(self.parameters())
         self.project()
 

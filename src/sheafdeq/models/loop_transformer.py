@@ -105,11 +105,19 @@ class LoopTransformer(GatheringModel):
         self.gate = nn.Linear(3 * c, 1, bias=False)
         self.expand, self.contract = nn.Linear(c, 2 * c), nn.Linear(2 * c, c)
         self.readout = Readout(c, out_channels)
+        self.norm_attention, self.norm_forward = nn.LayerNorm(c), nn.LayerNorm(c)
+        self._start_matrices()
+
+    def reset_parameters(self) -> None:
+        """Xavier uniform for matrices; biases and norms as PyTorch starts them."""
+        super().reset_parameters()
+        self._start_matrices()
+
+    def _start_matrices(self) -> None:
         # Biases keep PyTorch's uniform start: with zero biases a node without features and
         # neighbours would stay at the zero row, where LayerNorm multiplies gradients by 1/sqrt(eps)
         # in every loop until they overflow.
         xavier(parameter for parameter in self.parameters() if parameter.dim() > 1)
-        self.norm_attention, self.norm_forward = nn.LayerNorm(c), nn.LayerNorm(c)
 
     def prepare(self, graph: Graph) -> LoopContext:
         """Encoded features, embedded edge features, and one dropout mask for the whole solve."""

@@ -50,6 +50,10 @@ class MLP(ExplicitModel):
         self.dropout = checked_dropout(dropout)
         sizes = [in_channels, *[width] * (layers - 1), out_channels]
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Xavier uniform for every matrix, zero for every bias."""
         xavier(self.parameters())
 
     def logits(self, graph: Graph) -> Tensor:

@@ -44,7 +44,18 @@ class SheafLayer(nn.Module):
         self.edge_learner = nn.Linear(2 * c, 1, bias=False) if maps == "orthogonal" else None
         self.stalk_mixing = nn.Linear(d, d, bias=False)
         self.channel_mixing = nn.Linear(channels, channels, bias=False)
-        self.epsilon = nn.Parameter(torch.zeros(d, 1))
+        self.epsilon = nn.Parameter(torch.empty(d, 1))
+        self._start_mixings()
+
+    def reset_parameters(self) -> None:
+        """The learners as PyTorch starts them, W_1 the identity, W_2 orthogonal."""
+        self.learner.reset_parameters()
+        if self.edge_learner is not None:
+            self.edge_learner.reset_parameters()
+        self._start_mixings()
+
+    def _start_mixings(self) -> None:
+        nn.init.zeros_(self.epsilon)
         nn.init.eye_(self.stalk_mixing.weight)
         nn.init.orthogonal_(self.channel_mixing.weight)
 

@@ -220,6 +220,8 @@ class SheafCascade(EquilibriumModel):
                 nn.init.xavier_uniform_(module.weight)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.LayerNorm):
+                module.reset_parameters()
             elif isinstance(module, Level):
                 for mixing in (
                     module.message_stalk,

@@ -14,6 +14,7 @@ from sheafdeq.edges import Edges
 from sheafdeq.equilibrium import EquilibriumModel, Readout
 from sheafdeq.errors import InputError
 from sheafdeq.layers.checks import checked_positive
+from sheafdeq.layers.initialise import xavier
 from sheafdeq.layers.operator import SheafOperator
 from sheafdeq.layers.restriction import (
     FirstLayer,
@@ -145,11 +146,7 @@ class SheafDEQ(EquilibriumModel):
 
     def reset_parameters(self) -> None:
         """Xavier uniform for every matrix, zero for every bias."""
-        for parameter in self.parameters():
-            if parameter.dim() > 1:
-                nn.init.xavier_uniform_(parameter)
-            else:
-                nn.init.zeros_(parameter)
+        xavier(self.parameters())
 
     # ------------------------------------------------------------------ the contract
 

@@ -19,6 +19,7 @@ from sheafdeq.layers.checks import checked_positive
 from sheafdeq.layers.edge_features import edge_feature_width, edge_features
 from sheafdeq.layers.gates import ROUNDING_SLACK, gate_by_name
 from sheafdeq.layers.gathering import GatheringModel
+from sheafdeq.layers.initialise import xavier
 from sheafdeq.layers.rows import unit_rows
 from sheafdeq.ops.gated_step import two_parts
 from sheafdeq.ops.sparse import correlate
@@ -125,11 +126,7 @@ class StrongAttnDEQ(GatheringModel):
 
     def reset_parameters(self) -> None:
         """Xavier uniform for every matrix (W times ``gain``), zero for every vector."""
-        for parameter in self.parameters():
-            if parameter.dim() > 1:
-                nn.init.xavier_uniform_(parameter)
-            else:
-                nn.init.zeros_(parameter)
+        xavier(self.parameters())
         with torch.no_grad():
             self.mixing.weight.mul_(self.gain)
 

@@ -15,6 +15,7 @@ from sheafdeq.equilibrium import EquilibriumModel, Readout
 from sheafdeq.layers.checks import checked_positive
 from sheafdeq.layers.edge_features import edge_feature_width, edge_features
 from sheafdeq.layers.gates import ROUNDING_SLACK, gate_by_name
+from sheafdeq.layers.initialise import xavier
 from sheafdeq.layers.restriction import frobenius_normalise
 from sheafdeq.layers.rows import scaled_rows
 from sheafdeq.ops.gated_step import edge_parts, gated_map, mixed_parts, two_parts
@@ -131,11 +132,7 @@ class StrongSheafDEQ(EquilibriumModel):
 
     def reset_parameters(self) -> None:
         """Xavier uniform for every matrix (W_2 times ``gain``), zero for every bias."""
-        for parameter in self.parameters():
-            if parameter.dim() > 1:
-                nn.init.xavier_uniform_(parameter)
-            else:
-                nn.init.zeros_(parameter)
+        xavier(self.parameters())
         with torch.no_grad():
             self.channel_mixing.mul_(self.gain)
 
