@@ -17,7 +17,7 @@ from sheafdeq.errors import InputError
 def incidence_of(n: int, e: int, seed: int) -> Edges:
     draw = torch.Generator().manual_seed(seed)
     edges = torch.randint(0, n, (2, e), generator=draw)  # self-loops and parallel edges included
-    return Edges.of(Graph.build(torch.zeros(n, 1), edges))
+    return Graph.build(torch.zeros(n, 1), edges).edges
 
 
 channels = st.builds(
@@ -167,7 +167,7 @@ def _without_node(slot: Slot, node: int, incidence: Edges) -> Slot:
 
 
 def test_a_stale_self_loop_is_a_stale_own_state() -> None:
-    incidence = Edges.of(Graph.build(torch.zeros(1, 1), torch.tensor([[0], [0]])))
+    incidence = Graph.build(torch.zeros(1, 1), torch.tensor([[0], [0]])).edges
     conditions = Conditions(incidence, 1, 1)
     conditions.see(Slot(0, torch.tensor([0]), torch.tensor([0])))
     conditions.see(Slot(1, torch.tensor([0]), torch.tensor([1])))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -67,9 +68,7 @@ def test_contract_with_edge_features(name: str) -> None:
     model = made(name, EDGED, {})
     assert check_model(model)
     attributed = example_graphs(3, 2)[1]
-    changed = type(attributed)(
-        attributed.x, attributed.edge_index, attributed.edge_attr + 1.0, None, 1
-    )  # type: ignore[operator]
+    changed = replace(attributed, edge_attr=attributed.edge_attr + 1.0)  # type: ignore[operator]
     model = model.double().eval()
     with torch.no_grad():
         assert not torch.allclose(model.run(attributed).logits, model.run(changed).logits)
@@ -81,7 +80,7 @@ def test_models_without_edge_features_ignore_them(name: str) -> None:
     torch.manual_seed(0)
     model = build_model(name, EDGED, **options).double().eval()
     graph = example_graphs(3, 2)[1]
-    bare = type(graph)(graph.x, graph.edge_index)
+    bare = replace(graph, edge_attr=None)
     with torch.no_grad():
         assert torch.equal(model.run(graph).logits, model.run(bare).logits)
 

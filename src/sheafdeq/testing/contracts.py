@@ -277,7 +277,7 @@ class ModelContract:
         assert type(model).__name__ in repr(model)
         if hasattr(model, "reset_parameters"):
             before = [p.detach().clone() for p in model.parameters() if p.dim() > 1]
-            model.reset_parameters()  # type: ignore[operator]
+            model.reset_parameters()
             after = [p for p in model.parameters() if p.dim() > 1]
             assert not before or any(
                 not torch.equal(a, b) for a, b in zip(after, before, strict=True)
