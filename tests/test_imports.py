@@ -32,8 +32,7 @@ IMPORTS = {
     "equilibrium": "adjoints data distances errors plain_tensor solvers",
     "errors": "",
     "evaluation": "data equilibrium errors records training",
-    "explorer": "asynchronous data diagnostics distances edges equilibrium errors report "
-    "solvers",
+    "explorer": "asynchronous data diagnostics distances edges equilibrium errors report solvers",
     "fuzzing": "cli data edges errors ops options records registry report training",
     "identity": "errors",
     "layers": "data edges equilibrium errors ops solvers theory",

@@ -18,7 +18,14 @@ if TYPE_CHECKING:
     from sheafdeq.data import Graph, Task, load_task, task_from
     from sheafdeq.diagnostics import continue_iteration, multistart
     from sheafdeq.edges import Edges
-    from sheafdeq.equilibrium import EquilibriumModel, ExplicitModel, GraphModel, Output, Readout
+    from sheafdeq.equilibrium import (
+        EquilibriumLayer,
+        EquilibriumModel,
+        ExplicitModel,
+        GraphModel,
+        Output,
+        Readout,
+    )
     from sheafdeq.layers import CellularSheaf, SheafOperator
     from sheafdeq.models import (
         APPNP,
@@ -33,7 +40,9 @@ if TYPE_CHECKING:
         LoopTransformer,
         NeuralSheafDiffusion,
         SheafCascade,
+        SheafCascadeLayer,
         SheafDEQ,
+        SheafDEQLayer,
         SheafRelay,
         StrongAttnDEQ,
         StrongSheafDEQ,
@@ -61,6 +70,7 @@ __all__ = [
     "Certificate",
     "Edges",
     "EnergyGNN",
+    "EquilibriumLayer",
     "EquilibriumModel",
     "ExplicitModel",
     "Graph",
@@ -74,7 +84,9 @@ __all__ = [
     "Readout",
     "Schedule",
     "SheafCascade",
+    "SheafCascadeLayer",
     "SheafDEQ",
+    "SheafDEQLayer",
     "SheafOperator",
     "SheafRelay",
     "Solution",
@@ -103,7 +115,14 @@ _HOMES = {
     "data": ("Graph", "Task", "load_task", "task_from"),
     "diagnostics": ("continue_iteration", "multistart"),
     "edges": ("Edges",),
-    "equilibrium": ("EquilibriumModel", "ExplicitModel", "GraphModel", "Output", "Readout"),
+    "equilibrium": (
+        "EquilibriumLayer",
+        "EquilibriumModel",
+        "ExplicitModel",
+        "GraphModel",
+        "Output",
+        "Readout",
+    ),
     "layers": ("CellularSheaf", "SheafOperator"),
     "solvers": ("Anderson", "Picard", "Solution", "Status"),
     "training": ("TrainingConfig", "load_model", "train"),

@@ -32,6 +32,7 @@ from sheafdeq.solvers.iterate import Observer
 __all__ = [
     "EQUILIBRIUM_STEPS",
     "EQUILIBRIUM_TOLERANCE",
+    "EquilibriumLayer",
     "EquilibriumModel",
     "ExplicitModel",
     "GraphModel",
@@ -104,6 +105,8 @@ class GraphModel(nn.Module):
 
     def check(self, graph: Graph) -> None:
         """Raise :class:`InputError` when the graph's features do not fit this model."""
+        if self.in_channels == -1:  # parameters without a shape take it from this graph
+            self.in_channels = graph.x.shape[1]
         if graph.x.shape[1] != self.in_channels:
             raise InputError(
                 f"the graph has {graph.x.shape[1]} node features, the model was made "
@@ -306,3 +309,16 @@ class EquilibriumModel(GraphModel):
     def solve_to_equilibrium(self, context: Any, graph: Graph, solver: Solver) -> Solution:
         """Iterate the prepared map with a solver that stops at a tolerance."""
         return self.solve(context, graph, solver=solver)
+
+
+class EquilibriumLayer(EquilibriumModel):
+    """An equilibrium that hands over its node states: provide ``prepare``, ``initial_state`` and
+    ``step``.
+
+    ``layer(x, edge_index, edge_attr=None, batch=None)`` is (n, c), to be stacked, put into PyG's
+    ``Sequential`` and pooled.
+    """
+
+    def readout(self, state: Tensor, context: Any) -> Tensor:
+        """(n, c), the state itself."""
+        return state

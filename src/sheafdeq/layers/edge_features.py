@@ -16,7 +16,10 @@ __all__ = ["edge_feature_width", "edge_features"]
 
 
 def edge_feature_width(in_channels: int, edge_dim: int | None, *, differences: bool = True) -> int:
-    """f + 1 + d_e; without differences d_e, or one where there are no edge features either."""
+    """f + 1 + d_e; without differences d_e, or one where there are no edge features either; -1
+    where it depends on an f that is not known yet."""
+    if differences and in_channels == -1:
+        return -1
     return in_channels + 1 + (edge_dim or 0) if differences else edge_dim or 1
 
 

@@ -13,6 +13,7 @@ from sheafdeq.models.ignn import IGNN
 from sheafdeq.models.loop_transformer import LoopTransformer
 from sheafdeq.models.mlp import MLP
 from sheafdeq.models.neural_sheaf_diffusion import NeuralSheafDiffusion
+from sheafdeq.models.node_layers import SheafCascadeLayer, SheafDEQLayer
 from sheafdeq.models.sheaf_cascade import SheafCascade
 from sheafdeq.models.sheaf_deq import SheafDEQ
 from sheafdeq.models.sheaf_relay import SheafRelay
@@ -32,7 +33,9 @@ __all__ = [
     "LoopTransformer",
     "NeuralSheafDiffusion",
     "SheafCascade",
+    "SheafCascadeLayer",
     "SheafDEQ",
+    "SheafDEQLayer",
     "SheafRelay",
     "StrongAttnDEQ",
     "StrongSheafDEQ",

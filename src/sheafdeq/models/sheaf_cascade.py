@@ -16,9 +16,10 @@ from sheafdeq.distances import THOMPSON
 from sheafdeq.edges import Edges
 from sheafdeq.equilibrium import EquilibriumModel, Readout
 from sheafdeq.errors import InputError
-from sheafdeq.layers.checks import checked_positive
+from sheafdeq.layers.checks import checked_channels, checked_positive
 from sheafdeq.layers.edge_features import edge_feature_width, edge_features
 from sheafdeq.layers.gates import gate_by_name
+from sheafdeq.layers.initialise import linear, xavier
 from sheafdeq.layers.rows import bounded_rows
 from sheafdeq.ops.gated_step import block_product, edge_parts, edge_product, gated_map, two_parts
 from sheafdeq.ops.sheaf_blocks import blocks_from_hidden, generate
@@ -106,7 +107,7 @@ class SheafCascade(EquilibriumModel):
     each level. Both have the same equilibrium.
 
     Args:
-        in_channels: width f of the node features.
+        in_channels: width f of the node features; -1: that of the first graph.
         out_channels: width o of the outputs.
         stalk_dim: stalk dimension d.
         channels: feature channels q; each level's state has c = d*q entries a node.
@@ -166,8 +167,8 @@ class SheafCascade(EquilibriumModel):
         solver: str | Solver | None = None,
         gradient: str | Adjoint = "unrolled",
     ) -> None:
+        checked_channels(in_channels)
         checked_positive(
-            in_channels=in_channels,
             out_channels=out_channels,
             stalk_dim=stalk_dim,
             channels=channels,
@@ -200,11 +201,11 @@ class SheafCascade(EquilibriumModel):
         edge_width = edge_feature_width(in_channels, self.edge_dim, differences=self.differences)
         c = stalk_dim * channels
         groups = 1 if tied else levels
-        self.encoder = nn.Linear(in_channels, c)
+        self.encoder = linear(in_channels, c)
         self.edge_encoder = nn.Sequential(
-            nn.Linear(edge_width, edge_hidden), nn.ReLU(), nn.Linear(edge_hidden, hidden * groups)
+            linear(edge_width, edge_hidden), nn.ReLU(), nn.Linear(edge_hidden, hidden * groups)
         )
-        self.feature_drive = nn.Linear(in_channels, c * groups, bias=False)
+        self.feature_drive = linear(in_channels, c * groups, bias=False)
         self.level_modules = nn.ModuleList(
             Level(c, stalk_dim, channels, hidden) for _ in range(groups)
         )
@@ -217,9 +218,7 @@ class SheafCascade(EquilibriumModel):
         identity."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
-                nn.init.xavier_uniform_(module.weight)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+                xavier(module.parameters())
             elif isinstance(module, nn.LayerNorm):
                 module.reset_parameters()
             elif isinstance(module, Level):

@@ -13,8 +13,8 @@ from sheafdeq.distances import THOMPSON
 from sheafdeq.edges import Edges
 from sheafdeq.equilibrium import EquilibriumModel, Readout
 from sheafdeq.errors import InputError
-from sheafdeq.layers.checks import checked_positive
-from sheafdeq.layers.initialise import xavier
+from sheafdeq.layers.checks import checked_channels, checked_positive
+from sheafdeq.layers.initialise import linear, xavier
 from sheafdeq.layers.operator import SheafOperator
 from sheafdeq.layers.restriction import (
     FirstLayer,
@@ -64,7 +64,7 @@ class SheafDEQ(EquilibriumModel):
     W_2 (q x q) [``channel_mixing``], readout [``readout``].
 
     Args:
-        in_channels: width f of the node features.
+        in_channels: width f of the node features; -1: that of the first graph.
         out_channels: width o of the outputs.
         stalk_dim: stalk dimension d.
         channels: feature channels q; the state has c = d*q entries a node, coordinate-major.
@@ -109,12 +109,8 @@ class SheafDEQ(EquilibriumModel):
         gradient: str | Adjoint = "unrolled",
     ) -> None:
         super().__init__(steps=steps, solver=solver, gradient=gradient)
-        checked_positive(
-            in_channels=in_channels,
-            out_channels=out_channels,
-            stalk_dim=stalk_dim,
-            channels=channels,
-        )
+        checked_channels(in_channels)
+        checked_positive(out_channels=out_channels, stalk_dim=stalk_dim, channels=channels)
         if edge_dim is not None and (
             isinstance(edge_dim, bool) or not isinstance(edge_dim, int) or edge_dim < 0
         ):
@@ -131,7 +127,7 @@ class SheafDEQ(EquilibriumModel):
         self.pre_norm = bool(pre_norm)
         self.norm_order = checked_norm_order(norm_order)
         c = stalk_dim * channels
-        self.drive = nn.Linear(in_channels, c)
+        self.drive = linear(in_channels, c)
         self.source_maps = map_generator(c, edge_dim or 0, stalk_dim)
         self.target_maps = map_generator(c, edge_dim or 0, stalk_dim)
         self.stalk_mixing = nn.Parameter(torch.empty(stalk_dim, stalk_dim))
