@@ -1,8 +1,6 @@
 """Guaranteed models: contract, observed against proven rate for weights of any size, one
 equilibrium from every start."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -274,7 +272,7 @@ def test_cascade_has_one_equilibrium_for_every_weight(scale):
             )
         context = model.prepare(graph)
         staged = model.solve_staged(
-            context, graph, solver=replace(solver, steps=9000)
+            context, graph, solver=solver.with_steps(9000)
         ).raise_if_failed()
     for state in [*states, staged.value]:
         # A level may magnify the error of the level below by any factor: large weights cost digits,
