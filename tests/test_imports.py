@@ -35,7 +35,7 @@ IMPORTS = {
     "explorer": "asynchronous data diagnostics distances edges equilibrium errors report solvers",
     "fuzzing": "cli data edges errors ops options records registry report training",
     "identity": "errors",
-    "layers": "data edges equilibrium errors ops solvers theory",
+    "layers": "data edges equilibrium errors ops recurrence solvers theory",
     "machine": "",
     "models": "adjoints data distances edges equilibrium errors layers ops recurrence solvers",
     "ops": "edges errors plain_tensor threads",

@@ -199,3 +199,15 @@ def test_damaged_parts_are_refused(tmp_path) -> None:  # type: ignore[no-untyped
     ):
         with pytest.raises(DataError):
             Part.from_bytes(damaged)
+
+
+@pytest.mark.parametrize("wrong", [-1, 10**6])
+def test_a_part_whose_edges_name_other_nodes_is_refused(wrong: int) -> None:
+    part = cut_graph(random_graph(), torch.arange(40) % 2)[0]
+    index = part.graph.edge_index.clone()
+    index[0, 3] = wrong
+    unsorted = part.graph.edge_index.flip(1)
+    for broken in (index, unsorted):
+        part.graph.__dict__["edge_index"] = broken  # what to_bytes writes
+        with pytest.raises(DataError, match="name nodes it does not have, or are not sorted"):
+            Part.from_bytes(part.to_bytes())

@@ -116,7 +116,11 @@ class Part:
 
 def _assemble(facts: Mapping[str, Any], tensors: dict[str, Tensor]) -> Part:
     x = tensors["x"]
-    edges = Edges.of(tensors["edge_index"], len(x), x.dtype, tensors["incoming"])
+    index = tensors["edge_index"]
+    inside = not index.numel() or (int(index.min()) >= 0 and int(index.max()) < len(x))
+    if not inside or bool((index[1].diff() < 0).any()):
+        raise ValueError("its edges name nodes it does not have, or are not sorted")
+    edges = Edges.of(index, len(x), x.dtype, tensors["incoming"])
     graph = Graph(x, edges, tensors.get("edge_attr"))
     readers = {
         int(name.removeprefix("readers/")): rows

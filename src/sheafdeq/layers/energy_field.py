@@ -12,16 +12,38 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-if TYPE_CHECKING:
-    from sheafdeq.models.energy_gnn import EnergyContext
+from sheafdeq.edges import Edges
+from sheafdeq.recurrence import edge_field, node_field
+from sheafdeq.solvers import Partition
 
-__all__ = ["EnergyField", "HessianProduct"]
+__all__ = ["EnergyContext", "EnergyField", "HessianProduct"]
+
+
+@dataclass(frozen=True, eq=False)
+class EnergyContext:
+    """What stays constant during one solve: everything the free inputs decide."""
+
+    edges: Edges
+    partition: Partition
+    message: tuple[Tensor, Tensor, Tensor]  # A+, C+, S+
+    own: tuple[Tensor, Tensor, Tensor]
+    update: tuple[Tensor, Tensor, Tensor]
+    message_bias: Tensor  # (2,) of the edge and of the self message
+    own_bias: Tensor
+    count: Tensor = node_field()  # (n, 1) incoming edges
+    start: Tensor = node_field()  # (n, s) zeros
+    step_size: Tensor = node_field()  # (n, 1)
+    own_hidden: Tensor = node_field()  # (n, h)
+    own_gate: Tensor = node_field()  # (n, h)
+    update_hidden: Tensor = node_field()  # (n, h)
+    update_gate: Tensor = node_field()  # (n, h)
+    edge_hidden: Tensor = edge_field()  # (e, h)
+    edge_gate: Tensor = edge_field()  # (e, h)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -14,17 +14,15 @@ from torch.nn import functional
 from sheafdeq.adjoints.attachment import attach
 from sheafdeq.adjoints.implicit import warn_unsolved
 from sheafdeq.data.graph import Graph
-from sheafdeq.edges import Edges
 from sheafdeq.equilibrium import EquilibriumModel, Readout
 from sheafdeq.errors import InputError
 from sheafdeq.layers.checks import checked_positive
-from sheafdeq.layers.energy_field import EnergyField
+from sheafdeq.layers.energy_field import EnergyContext, EnergyField
 from sheafdeq.layers.initialise import xavier
-from sheafdeq.recurrence import edge_field, node_field
 from sheafdeq.solvers import LBFGS, ConjugateGradients, Partition, Solution
 from sheafdeq.solvers.solution import AdjointReport
 
-__all__ = ["PICNN", "EnergyContext", "EnergyGNN"]
+__all__ = ["PICNN", "EnergyGNN"]
 
 Activation = Callable[[Tensor], Tensor]
 RAW_START = -4.0  # softplus(-4) = 0.018: small weights, so that the first minimiser is of order one
@@ -67,28 +65,6 @@ class PICNN(nn.Module):
             functional.softplus(self.raw_out),
             functional.softplus(self.raw_skip),
         )
-
-
-@dataclass(frozen=True, eq=False)
-class EnergyContext:
-    """What stays constant during one solve: everything the free inputs decide."""
-
-    edges: Edges
-    partition: Partition
-    message: tuple[Tensor, Tensor, Tensor]  # A+, C+, S+
-    own: tuple[Tensor, Tensor, Tensor]
-    update: tuple[Tensor, Tensor, Tensor]
-    message_bias: Tensor  # (2,) of the edge and of the self message
-    own_bias: Tensor
-    count: Tensor = node_field()  # (n, 1) incoming edges
-    start: Tensor = node_field()  # (n, s) zeros
-    step_size: Tensor = node_field()  # (n, 1)
-    own_hidden: Tensor = node_field()  # (n, h)
-    own_gate: Tensor = node_field()  # (n, h)
-    update_hidden: Tensor = node_field()  # (n, h)
-    update_gate: Tensor = node_field()  # (n, h)
-    edge_hidden: Tensor = edge_field()  # (e, h)
-    edge_gate: Tensor = edge_field()  # (e, h)
 
 
 class EnergyGNN(EquilibriumModel):
