@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from graphs import random_graph
 from sheafdeq.asynchronous import Schedule, simulate
-from sheafdeq.data.graph import Graph
 from sheafdeq.equilibrium import EquilibriumModel
 from sheafdeq.registry import MODELS, Shape, build_model
 from sheafdeq.solvers import Picard
@@ -20,13 +20,6 @@ LOCAL = sorted(
 )
 
 
-def random_graph(n: int = 16, e: int = 40) -> Graph:
-    draw = torch.Generator().manual_seed(0)
-    edges = torch.randint(0, n - 1, (2, e), generator=draw)
-    both = torch.cat([edges, edges.flip(0)], 1).unique(dim=1)
-    return Graph.build(torch.randn(n, 2, generator=draw, dtype=torch.float64), both)
-
-
 def test_the_studied_models_are_all_here() -> None:
     sheaves = {"sheafdeq", "sheafdeq-no-norm", "strong-sheaf", "sheaf-cascade"}
     assert sheaves | {"ignn", "appnp", "graph-attn-deq", "loop-transformer"} <= set(LOCAL)
@@ -35,7 +28,7 @@ def test_the_studied_models_are_all_here() -> None:
 @pytest.mark.parametrize("name", LOCAL)
 def test_synchronous_is_picard_and_stale_is_the_local_step(name: str) -> None:
     torch.manual_seed(0)
-    graph, model = random_graph(), build_model(name, SHAPE).double().eval()
+    graph, model = random_graph(16, 40, undirected=True), build_model(name, SHAPE).double().eval()
     assert isinstance(model, EquilibriumModel)
     with torch.no_grad():
         context = model.prepare(graph)

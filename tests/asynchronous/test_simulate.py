@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from graphs import random_graph
 from sheafdeq.asynchronous import Channel, Schedule, Slot, simulate, simulate_many
 from sheafdeq.data.graph import Graph
 from sheafdeq.edges import Edges
@@ -17,16 +18,6 @@ from sheafdeq.errors import InputError
 from sheafdeq.models.sheaf_deq import SheafDEQ
 from sheafdeq.solvers import Picard, Status
 from sheafdeq.testing import LinearAverage, constant_sheaf_deq, two_node_graph
-
-
-def random_graph(
-    n: int = 30, e: int = 120, *, dtype: torch.dtype = torch.float64, edge_dim: int = 0
-) -> Graph:
-    draw = torch.Generator().manual_seed(0)
-    edges = torch.randint(0, n - 1, (2, e), generator=draw)  # the last node is isolated
-    edge_attr = torch.randn(e, edge_dim, generator=draw, dtype=dtype) if edge_dim else None
-    return Graph.build(torch.randn(n, 2, generator=draw, dtype=dtype), edges, edge_attr)
-
 
 SCHEDULES = [
     Schedule(1, 0),
@@ -44,7 +35,7 @@ SCHEDULES = [
 @pytest.mark.parametrize("edge_dim", [0, 2])
 def test_the_synchronous_schedule_is_picard_bit_for_bit(dtype: torch.dtype, edge_dim: int) -> None:
     torch.manual_seed(0)
-    graph = random_graph(dtype=dtype, edge_dim=edge_dim)
+    graph = random_graph(30, 120, dtype=dtype, edge_dim=edge_dim)
     model = SheafDEQ(2, 3, 2, 4, edge_dim=edge_dim or None).to(dtype)
     with torch.no_grad():
         expected = model.run(graph, steps=37).solution
@@ -96,7 +87,7 @@ def test_the_simulator_follows_the_definition(schedule: Schedule) -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 def test_a_contraction_reaches_its_fixed_point_under_every_schedule(schedule: Schedule) -> None:
     torch.manual_seed(2)
-    graph = random_graph()
+    graph = random_graph(30, 120)
     model = LinearAverage(2, 1, rate=0.7).double()
     result = simulate(model, graph, schedule, work=1500, tolerance=1e-12)
     assert result.status is Status.CONVERGED
@@ -106,7 +97,7 @@ def test_a_contraction_reaches_its_fixed_point_under_every_schedule(schedule: Sc
 
 def test_running_together_equals_running_alone() -> None:
     torch.manual_seed(3)
-    graph = random_graph()
+    graph = random_graph(30, 120)
     model = SheafDEQ(2, 3, 2, 3).double()
     together = simulate_many(model, graph, SCHEDULES, work=9)
     few = simulate_many(model, graph, SCHEDULES, work=9, history_bytes=1)
@@ -120,7 +111,7 @@ def test_running_together_equals_running_alone() -> None:
 
 def test_the_same_run_twice_gives_the_same_bits() -> None:
     torch.manual_seed(3)
-    graph = random_graph(dtype=torch.float32)
+    graph = random_graph(30, 120, dtype=torch.float32)
     model = SheafDEQ(2, 3, 2, 3)
     first, second = (simulate(model, graph, Schedule(5, 3, seed=9), work=20) for _ in range(2))
     assert torch.equal(first.state, second.state)
@@ -223,7 +214,7 @@ class Growing(LinearAverage):
 
 
 def test_divergence_is_reported() -> None:
-    result = simulate(Growing(2, 1), random_graph(), Schedule(2, 1), work=100)
+    result = simulate(Growing(2, 1), random_graph(30, 120), Schedule(2, 1), work=100)
     assert result.status is Status.DIVERGED
     assert torch.isfinite(result.state).all()
     assert result.work < 100
@@ -233,11 +224,11 @@ def test_overflow_is_reported_with_the_last_finite_state() -> None:
     model = Growing(2, 1)
     model.factor = 1e200
     for schedule in (Schedule(1, 0), Schedule(2, 1)):
-        result = simulate(model, random_graph(), schedule, work=100)
+        result = simulate(model, random_graph(30, 120), schedule, work=100)
         assert result.status in (Status.DIVERGED, Status.NON_FINITE)
         assert torch.isfinite(result.state).all()
     model.factor = float("inf")
-    result = simulate(model, random_graph(), Schedule(2, 1), work=100)
+    result = simulate(model, random_graph(30, 120), Schedule(2, 1), work=100)
     assert result.status is Status.NON_FINITE
     assert torch.isfinite(result.state).all()
 
@@ -250,7 +241,7 @@ def test_a_run_that_fails_does_not_disturb_the_others() -> None:
 
     # Only a slot with exactly 29 active nodes breaks, and only alone: schedule 1 never has one.
     torch.manual_seed(0)
-    graph = random_graph()
+    graph = random_graph(30, 120)
     model = Fragile(2, 1).double()
 
     @dataclass(frozen=True)
@@ -296,14 +287,14 @@ def test_a_schedule_that_breaks_its_promise_is_reported_or_refused() -> None:
                 )
 
     model = LinearAverage(2, 1).double()
-    result = simulate(model, random_graph(), Lazy(), work=10)
+    result = simulate(model, random_graph(30, 120), Lazy(), work=10)
     assert {violation.condition for violation in result.violations} == {1}
     with pytest.raises(InputError, match="promises at most 1"):
-        simulate(model, random_graph(), Lazy(late=5), work=10)
+        simulate(model, random_graph(30, 120), Lazy(late=5), work=10)
 
 
 def test_what_cannot_run_is_refused() -> None:
-    graph = random_graph()
+    graph = random_graph(30, 120)
     with pytest.raises(InputError, match="work"):
         simulate(LinearAverage(2, 1).double(), graph, Schedule(), work=0)
     with pytest.raises(InputError, match="feed-forward"):
@@ -319,14 +310,14 @@ def test_what_cannot_run_is_refused() -> None:
 
 
 def test_dropout_is_off_and_the_mode_is_restored() -> None:
-    graph = random_graph()
+    graph = random_graph(30, 120)
     model = SheafDEQ(2, 3, 2, 2).double().train()
     simulate(model, graph, Schedule(2, 1), work=2)
     assert model.training
 
 
 def test_marks_are_observed_at_their_work() -> None:
-    graph = random_graph()
+    graph = random_graph(30, 120)
     model = LinearAverage(2, 1).double()
     seen: list[float] = []
     result = simulate(
@@ -344,7 +335,7 @@ def test_marks_are_observed_at_their_work() -> None:
 
 
 def test_picard_is_the_reference_of_the_synchronous_simulation() -> None:
-    graph = random_graph()
+    graph = random_graph(30, 120)
     model = LinearAverage(2, 1).double()
     context = model.prepare(graph)
     states: list[Tensor] = []

@@ -8,20 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from graphs import random_graph
 from sheafdeq.asynchronous import Channel, Schedule, staleness_study
 from sheafdeq.asynchronous.study import marks_up_to
-from sheafdeq.data.graph import Graph
 from sheafdeq.errors import InputError
 from sheafdeq.solvers import Status
 from sheafdeq.testing import LinearAverage
-
-
-def random_graph(n: int = 20, e: int = 60) -> Graph:
-    draw = torch.Generator().manual_seed(0)
-    return Graph.build(
-        torch.randn(n, 2, generator=draw, dtype=torch.float64),
-        torch.randint(0, n, (2, e), generator=draw),
-    )
 
 
 def test_a_contraction_ends_at_the_reference_under_every_condition() -> None:
@@ -32,7 +24,7 @@ def test_a_contraction_ends_at_the_reference_under_every_condition() -> None:
     ]
     study = staleness_study(
         LinearAverage(2, 3).double(),
-        random_graph(),
+        random_graph(20, 60),
         conditions,
         samples=3,
         work=150,
@@ -59,7 +51,7 @@ def test_a_contraction_ends_at_the_reference_under_every_condition() -> None:
 
 
 def test_finite_references_are_the_picard_iterates() -> None:
-    graph, model = random_graph(), LinearAverage(2, 3).double()
+    graph, model = random_graph(20, 60), LinearAverage(2, 3).double()
     study = staleness_study(model, graph, [Schedule(1, 0)], work=7, reference="finite:7")
     assert study.reference.steps == 7
     assert study.reference.status is Status.MAX_STEPS
@@ -69,7 +61,7 @@ def test_finite_references_are_the_picard_iterates() -> None:
 
 
 def test_d_out_is_the_relative_frobenius_norm() -> None:
-    graph, model = random_graph(), LinearAverage(2, 3).double()
+    graph, model = random_graph(20, 60), LinearAverage(2, 3).double()
     study = staleness_study(model, graph, [Schedule(1, 0)], work=3, reference="finite:9")
     with torch.no_grad():
         three, nine = (model.run(graph, steps=k).logits for k in (3, 9))
@@ -102,10 +94,10 @@ def test_lost_runs_are_reported_and_never_summarised() -> None:
 def test_wrong_requests_are_named() -> None:
     with pytest.raises(InputError, match="'converged' or 'finite:K'"):
         staleness_study(
-            LinearAverage(2, 3).double(), random_graph(), [Schedule()], reference="best"
+            LinearAverage(2, 3).double(), random_graph(20, 60), [Schedule()], reference="best"
         )
     with pytest.raises(InputError, match="samples"):
-        staleness_study(LinearAverage(2, 3).double(), random_graph(), [Schedule()], samples=0)
+        staleness_study(LinearAverage(2, 3).double(), random_graph(20, 60), [Schedule()], samples=0)
 
 
 def test_marks_grow_and_stay_few() -> None:

@@ -8,18 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from graphs import random_graph
 from sheafdeq.asynchronous.threaded import run_threads
-from sheafdeq.data.graph import Graph
 from sheafdeq.errors import InputError
 from sheafdeq.models.sheaf_deq import SheafDEQ
 from sheafdeq.solvers import Status
 from sheafdeq.testing import LinearAverage
-
-
-def random_graph(n: int = 30, e: int = 120) -> Graph:
-    draw = torch.Generator().manual_seed(0)
-    edges = torch.randint(0, n - 1, (2, e), generator=draw)  # the last node is isolated
-    return Graph.build(torch.randn(n, 2, generator=draw, dtype=torch.float64), edges)
 
 
 def uneven(part: int, number: int) -> None:
@@ -30,7 +24,7 @@ def uneven(part: int, number: int) -> None:
 @pytest.mark.parametrize("parts", [1, 4])
 @pytest.mark.parametrize("staleness", [0, 3])
 def test_a_contraction_reaches_its_fixed_point(parts: int, staleness: int) -> None:
-    graph, model = random_graph(), LinearAverage(2, 1, rate=0.5).double()
+    graph, model = random_graph(30, 120), LinearAverage(2, 1, rate=0.5).double()
     run = run_threads(
         model, graph, parts, rounds=200, staleness=staleness, tolerance=1e-12, pace=uneven
     )
@@ -41,7 +35,7 @@ def test_a_contraction_reaches_its_fixed_point(parts: int, staleness: int) -> No
 
 
 def test_one_part_is_picard_and_scattered_parts_settle() -> None:
-    graph, model = random_graph(), SheafDEQ(2, 3, 2, 2).double()
+    graph, model = random_graph(30, 120), SheafDEQ(2, 3, 2, 2).double()
     with torch.no_grad():
         expected = model.run(graph, steps=9).solution
     assert expected is not None
@@ -61,7 +55,7 @@ def test_failures_stop_everyone() -> None:
 
     run = run_threads(
         Broken(2, 1).double(),
-        random_graph(),
+        random_graph(30, 120),
         torch.tensor([0] * 10 + [1] * 20),
         rounds=50,
         staleness=1,
@@ -74,11 +68,11 @@ def test_failures_stop_everyone() -> None:
             raise RuntimeError("part 1 fell over")
 
     with pytest.raises(RuntimeError, match="fell over"):
-        run_threads(LinearAverage(2, 1).double(), random_graph(), 3, rounds=50, pace=trip)
+        run_threads(LinearAverage(2, 1).double(), random_graph(30, 120), 3, rounds=50, pace=trip)
 
 
 def test_wrong_parts_are_named() -> None:
-    model, graph = LinearAverage(2, 1).double(), random_graph()
+    model, graph = LinearAverage(2, 1).double(), random_graph(30, 120)
     for parts in (0, 31, torch.zeros(3, dtype=torch.int64), torch.full((30,), 2)):
         with pytest.raises(InputError, match="parts"):
             run_threads(model, graph, parts)

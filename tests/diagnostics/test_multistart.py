@@ -11,19 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from sheafdeq.data.graph import Graph
+from graphs import random_graph
 from sheafdeq.diagnostics import Band, multistart, random_start
 from sheafdeq.errors import InputError
 from sheafdeq.models.sheaf_deq import SheafDEQ
 from sheafdeq.solvers import Status
 from sheafdeq.testing import LinearAverage, constant_sheaf_deq, two_node_graph
-
-
-def random_graph(n: int = 20, e: int = 80) -> Graph:
-    draw = torch.Generator().manual_seed(0)
-    return Graph.build(
-        torch.randn(n, 2, generator=draw), torch.randint(0, n, (2, e), generator=draw)
-    )
 
 
 def test_random_starts_are_positive_with_rows_of_the_asked_norm() -> None:
@@ -39,7 +32,10 @@ def test_random_starts_are_positive_with_rows_of_the_asked_norm() -> None:
 
 def test_a_contraction_agrees_from_all_six_starts() -> None:
     result = multistart(
-        LinearAverage(2, 3, rate=0.5), random_graph(), iterations=60, score=lambda outputs: 0.5
+        LinearAverage(2, 3, rate=0.5),
+        random_graph(dtype=torch.float32),
+        iterations=60,
+        score=lambda outputs: 0.5,
     )
     assert [trajectory.start for trajectory in result.trajectories] == [
         "default",
@@ -77,7 +73,7 @@ class FragileAbove(LinearAverage):
 
 
 def test_a_non_finite_start_is_reported_and_left_out() -> None:
-    graph = random_graph()
+    graph = random_graph(dtype=torch.float32)
     result = multistart(FragileAbove(2, 3), graph, iterations=30)
     statuses = {trajectory.start: trajectory.status for trajectory in result.trajectories}
     assert statuses["1000"] is Status.NON_FINITE
@@ -89,14 +85,16 @@ def test_a_non_finite_start_is_reported_and_left_out() -> None:
 
 
 def test_a_model_without_an_exposed_state_keeps_its_own_start() -> None:
-    result = multistart(SheafDEQ(2, 3, 2, 2), random_graph(), iterations=5, exposed=False)
+    result = multistart(
+        SheafDEQ(2, 3, 2, 2), random_graph(dtype=torch.float32), iterations=5, exposed=False
+    )
     assert [trajectory.start for trajectory in result.trajectories] == ["default"]
     assert result.to_json()["update_of"] == "outputs"
 
 
 def test_feed_forward_models_are_refused() -> None:
     with pytest.raises(InputError, match="feed-forward"):
-        multistart(nn.Linear(2, 2), random_graph())  # type: ignore[arg-type]
+        multistart(nn.Linear(2, 2), random_graph(dtype=torch.float32))  # type: ignore[arg-type]
 
 
 @given(st.lists(st.lists(st.floats(0, 1e6), min_size=3, max_size=3), min_size=1, max_size=7))

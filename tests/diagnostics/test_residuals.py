@@ -8,20 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from graphs import random_graph
 from sheafdeq.data.graph import Graph
 from sheafdeq.diagnostics import continue_iteration, observed_rate
 from sheafdeq.diagnostics.residuals import Settling, first_loss
 from sheafdeq.models.sheaf_deq import SheafDEQ
 from sheafdeq.solvers import Status
 from sheafdeq.testing import LinearAverage, constant_sheaf_deq, two_node_graph
-
-
-def random_graph(n: int = 20, e: int = 80) -> Graph:
-    draw = torch.Generator().manual_seed(0)
-    return Graph.build(
-        torch.randn(n, 2, generator=draw, dtype=torch.float64),
-        torch.randint(0, n, (2, e), generator=draw),
-    )
 
 
 def test_every_quantity_is_the_equation_in_the_docstring() -> None:

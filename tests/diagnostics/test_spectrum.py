@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from graphs import random_graph
 from sheafdeq.data.graph import Graph
 from sheafdeq.diagnostics import spectral_radius
 from sheafdeq.errors import InputError
@@ -10,17 +11,9 @@ from sheafdeq.models.sheaf_deq import SheafDEQ
 from sheafdeq.testing import LinearAverage, constant_sheaf_deq, two_node_graph
 
 
-def random_graph(n: int, e: int) -> Graph:
-    draw = torch.Generator().manual_seed(0)
-    edges = torch.randint(0, n, (2, e), generator=draw)
-    return Graph.build(
-        torch.randn(n, 2, generator=draw, dtype=torch.float64), torch.cat([edges, edges.flip(0)], 1)
-    )
-
-
 @pytest.mark.parametrize("n", [8, 60])  # formed in full, and by Arnoldi
 def test_against_the_dense_jacobian(n: int) -> None:
-    graph = random_graph(n, 3 * n)
+    graph = random_graph(n, 3 * n, undirected=True)
     model = SheafDEQ(2, 3, 2, 4).double()
     state = model.run(graph, steps=40).solution.value.detach()  # type: ignore[union-attr]
     context = model.prepare(graph)
@@ -36,7 +29,7 @@ def test_against_the_dense_jacobian(n: int) -> None:
 
 
 def test_a_linear_average_has_its_rate_as_radius() -> None:
-    graph = random_graph(150, 400)
+    graph = random_graph(150, 400, undirected=True)
     model = LinearAverage(2, 1, rate=0.6).double()
     found = spectral_radius(model, graph, torch.zeros(150, 2, dtype=torch.float64), tolerance=1e-8)
     assert found.radius == pytest.approx(0.6, rel=1e-5)
@@ -63,7 +56,7 @@ def test_a_map_that_ignores_the_state_has_radius_zero() -> None:
 
 
 def test_non_finite_states_are_refused_and_the_mode_is_restored() -> None:
-    graph = random_graph(4, 5)
+    graph = random_graph(4, 5, undirected=True)
     model = SheafDEQ(2, 3, 2, 2).double()
     with pytest.raises(InputError, match="NaN"):
         spectral_radius(model, graph, torch.full((4, 4), torch.nan, dtype=torch.float64))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+import graphs
 from sheafdeq.data.graph import Graph
 from sheafdeq.equilibrium import EquilibriumModel
 from sheafdeq.registry import MODELS, Shape, build_model
@@ -33,28 +36,6 @@ def runs_in_parts(name: str) -> bool:
 LOCAL = [name for name in recurrences() if runs_in_parts(name)]
 
 
-def random_graph(
-    n: int = 40,
-    e: int = 160,
-    *,
-    seed: int = 0,
-    edge_dim: int = 0,
-    graphs: int = 1,
-    undirected: bool = False,
-) -> Graph:
-    """Directed, with self-loops, duplicates and an isolated last node in every graph of the
-    batch."""
-    draw = torch.Generator().manual_seed(seed)
-    size = n // graphs
-    columns = []
-    for number in range(graphs):
-        columns.append(torch.randint(0, size - 1, (2, e // graphs), generator=draw) + number * size)
-    edges = torch.cat(columns, dim=1)
-    if undirected:
-        edges = torch.cat([edges, edges.flip(0)], dim=1)
-    x = torch.randn(size * graphs, 3, generator=draw, dtype=torch.float64)
-    attributes = None
-    if edge_dim:
-        attributes = torch.randn(edges.shape[1], edge_dim, generator=draw, dtype=torch.float64)
-    batch = None if graphs == 1 else torch.arange(graphs).repeat_interleave(size)
-    return Graph.build(x, edges, attributes, batch)
+def random_graph(n: int = 40, e: int = 160, **options: Any) -> Graph:
+    """Of the size and width these tests share."""
+    return graphs.random_graph(n, e, channels=3, **options)

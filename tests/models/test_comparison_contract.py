@@ -181,5 +181,4 @@ def test_five_epochs_on_a_small_task(name: str, task_name: str) -> None:
         if isinstance(model, EquilibriumModel):
             assert output.solution is not None
     assert all(torch.isfinite(torch.tensor(losses)))
-    if task_name == "counting":
-        assert min(losses[1:]) < losses[0]
+    assert min(losses[1:]) < losses[0]  # the gradient leads downhill

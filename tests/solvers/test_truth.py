@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graphs import random_graph
 from sheafdeq.adjoints import Implicit, Truncated, Unrolled
 from sheafdeq.data.graph import Graph
 from sheafdeq.distances import RELATIVE_ENTRY, RELATIVE_SUP, THOMPSON, resolution
@@ -18,13 +19,6 @@ from sheafdeq.solvers import ONE_GRAPH, Anderson, Partition, Picard, Solution, S
 from sheafdeq.testing import LinearAverage, example_graphs
 
 DOUBLE = torch.float64
-
-
-def random_graph(seed, n=12, f=3, edges=30, dtype=DOUBLE):
-    generator = torch.Generator().manual_seed(seed)
-    pairs = torch.randint(n, (2, edges), generator=generator)
-    both = torch.cat([pairs, pairs.flip(0)], dim=1)
-    return Graph.build(torch.randn(n, f, dtype=dtype, generator=generator), both)
 
 
 def in_double(model, graph):
@@ -44,7 +38,7 @@ def in_double(model, graph):
 def test_status_and_residual_belong_to_the_returned_state(adjoint, solver, seed):
     torch.manual_seed(seed)
     model = SheafDEQ(3, 2, 2, 3).double()
-    graph = random_graph(seed)
+    graph = random_graph(12, 30, seed=seed, channels=3, undirected=True)
     tolerance = 10.0 ** -(3 + seed)
     chosen = {
         "anderson": Anderson(steps=300, tolerance=tolerance),
@@ -65,7 +59,7 @@ def test_a_solve_says_the_same_with_and_without_gradients():
     model = SheafDEQ(
         3, 2, 2, 3, gradient="implicit", solver=Anderson(steps=200, tolerance=1e-9)
     ).double()
-    graph = random_graph(0)
+    graph = random_graph(12, 30, seed=0, channels=3, undirected=True)
     recorded = model.run(graph)
     with torch.no_grad():
         silent = model.run(graph)
@@ -188,7 +182,7 @@ def test_the_cascade_reports_its_backward_solves():
         gradient="implicit",
         solver=Picard(steps=900, tolerance=1e-10, stop_early=True),
     ).double()
-    graph = Graph.union([random_graph(s) for s in (0, 1)])
+    graph = Graph.union([random_graph(12, 30, seed=s, channels=3, undirected=True) for s in (0, 1)])
     output = model.run(graph)
     assert output.solution.backward is None
     output.logits.sum().backward()
@@ -213,7 +207,7 @@ def test_every_start_of_a_guaranteed_model_ends_in_the_same_state_beside_a_huge_
     model = StrongSheafDEQ(3, 2, 2, 3, steps=2000).double()
     with torch.no_grad():
         model.drive.bias[0] = 1e10
-    graph = random_graph(3)
+    graph = random_graph(12, 30, seed=3, channels=3, undirected=True)
     solver = Picard(steps=2000, tolerance=1e-9, stop_early=True)
     ends = []
     for scale in (1e-3, 1.0, 1e3):
@@ -271,7 +265,7 @@ def test_thompson_resolves_large_entries_in_float32():
 )
 def test_the_distance_that_is_named_is_the_one_that_was_used(make, name):
     torch.manual_seed(0)
-    model, graph = make().double().eval(), random_graph(0)
+    model, graph = make().double().eval(), random_graph(12, 30, seed=0, channels=3, undirected=True)
     with torch.no_grad():
         solution = model.run(graph).solution
         value, image = solution.value, model.step(solution.value, model.prepare(graph))
@@ -300,7 +294,10 @@ def test_float32_claims_hold_in_float64(kind, gain, seed):
     """What is converged in float32 is so exactly, up to what the solution says the precision
     hides."""
     torch.manual_seed(seed)
-    model, graph = FLOAT32_MODELS[kind]().eval(), random_graph(seed, dtype=torch.float32)
+    model, graph = (
+        FLOAT32_MODELS[kind]().eval(),
+        random_graph(12, 30, seed=seed, channels=3, undirected=True, dtype=torch.float32),
+    )
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(gain if parameter.dim() > 1 else 1.0)
@@ -337,7 +334,10 @@ def test_a_summary_cannot_contradict_itself(seed, steps):
     torch.manual_seed(seed)
     model = SheafCascade(3, 2, 2, 3, levels=3, level_steps=steps).eval()
     graph = Graph.union(
-        [random_graph(seed + k, n=6, edges=8, dtype=torch.float32) for k in range(3)]
+        [
+            random_graph(6, 8, seed=seed + k, channels=3, undirected=True, dtype=torch.float32)
+            for k in range(3)
+        ]
     )
     with torch.no_grad():
         solution = model.run(graph).solution
