@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sheafdeq.errors import InputError
-from sheafdeq.solvers import Picard, Solution, Solver
+from sheafdeq.solvers import Picard, Solution, Solver, Stopping
+from sheafdeq.solvers.fixed_point import FixedPointSolver
 from sheafdeq.solvers.iterate import Function
 
 __all__ = ["Truncated"]
@@ -46,10 +47,8 @@ class Truncated:
             if observe is None
             else (lambda k, state: observe(silent.steps + k, state) if k else None)
         )
-        tolerance = getattr(solver, "tolerance", None)
-        tail = Picard(
-            steps=recorded, tolerance=tolerance, distance=getattr(solver, "distance", None)
-        )
+        rule = solver.stopping if isinstance(solver, FixedPointSolver) else Stopping(recorded)
+        tail = Picard(stopping=replace(rule, steps=recorded, stop_early=False))
         end = tail.solve(function, silent.value.detach(), observe=shifted, **options)
         end.residuals = silent.residuals + end.residuals
         end.steps += silent.steps

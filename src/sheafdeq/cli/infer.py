@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sheafdeq.distributed import Inference
     from sheafdeq.distributed.team import Team
     from sheafdeq.equilibrium import EquilibriumModel
+    from sheafdeq.solvers import Picard
 
 
 def configure(commands: Any) -> None:
@@ -175,7 +176,6 @@ def run(options: argparse.Namespace) -> int:
     from sheafdeq.cli.subject import load_subject, write_record
     from sheafdeq.distributed import Faults, Pace, infer, yardstick_for
     from sheafdeq.distributed.part_state import checked_model
-    from sheafdeq.solvers import Picard
 
     _check_output(options)
     torch.set_num_threads(options.threads)
@@ -197,7 +197,7 @@ def run(options: argparse.Namespace) -> int:
         parts,
         mode=options.mode,
         engine=options.engine,
-        solver=_solver(options, model, Picard),
+        solver=_solver(options, model),
         pace=Pace(staleness=options.staleness, on_late=options.on_late),
         slowdown=_slowdowns(options.slow),
         seconds=options.seconds,
@@ -242,16 +242,17 @@ def _check_output(options: argparse.Namespace) -> None:
         raise UsageError("--horizon counts synchronous steps: use --mode sync, or --steps")
 
 
-def _solver(options: argparse.Namespace, model: EquilibriumModel, picard: Any) -> Any:
-    own: Any = model.solver
-    settings = {"distance": own.distance, "tolerance": options.tolerance}
-    if isinstance(own, picard):
-        settings |= {"damping": own.damping, "undamped": own.undamped}
+def _solver(options: argparse.Namespace, model: EquilibriumModel) -> Picard:
+    from dataclasses import replace
+
+    from sheafdeq.distributed.infer import default_solver
+
+    solver = default_solver(model, options.steps, options.tolerance)
     if options.damping is not None:
-        settings |= {"damping": options.damping, "undamped": 0}
+        solver = replace(solver, damping=options.damping, undamped=0)
     if options.horizon is not None:
-        return picard(steps=options.horizon, **settings)
-    return picard(steps=options.steps, stop_early=True, **settings)
+        solver = solver.with_stopping(steps=options.horizon, stop_early=False)
+    return solver
 
 
 def _slowdowns(words: list[str]) -> dict[int, float]:

@@ -24,7 +24,8 @@ from sheafdeq.distributed.team import Team, Watcher
 from sheafdeq.distributed.yardstick import Yardstick
 from sheafdeq.equilibrium import EquilibriumModel
 from sheafdeq.errors import InputError
-from sheafdeq.solvers import Picard, Solution, Solver
+from sheafdeq.solvers import Picard, Solution, Solver, Stopping
+from sheafdeq.solvers.fixed_point import FixedPointSolver
 
 __all__ = ["ENGINES", "Inference", "divide", "engine_for", "infer", "infer_parts"]
 
@@ -49,18 +50,11 @@ class Inference:
 
 
 def default_solver(model: EquilibriumModel, steps: int, tolerance: float) -> Picard:
-    """Picard iteration to a tolerance, in the distance the model's own solver uses."""
+    """Picard iteration to a tolerance, otherwise by the rules of the model's own solver."""
     own = model.solver
-    distance = getattr(own, "distance", None)  # None: the model's
-    damping, undamped = (own.damping, own.undamped) if isinstance(own, Picard) else (1.0, 0)
-    return Picard(
-        steps=steps,
-        tolerance=tolerance,
-        stop_early=True,
-        distance=distance,
-        damping=damping,
-        undamped=undamped,
-    )
+    rule = own.stopping if isinstance(own, FixedPointSolver) else Stopping(steps)
+    method = own if isinstance(own, Picard) else Picard(stopping=rule)
+    return method.with_stopping(steps=steps, tolerance=tolerance, stop_early=True)
 
 
 def divide(
