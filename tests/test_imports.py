@@ -15,19 +15,18 @@ ROOT = Path(sheafdeq.__file__).parent
 IMPORTS = {
     "__main__": "cli",
     "adjoints": "distances errors solvers",
-    "asynchronous": "data diagnostics distances edges equilibrium errors records recurrence "
-    "solvers",
+    "asynchronous": "data diagnostics distances edges equilibrium errors records recurrence solvers",
     "certificates": "adjoints constructions data diagnostics distances edges equilibrium errors "
     "layers models ops recurrence solvers theory",
-    "cli": "asynchronous certificates data diagnostics distances distributed equilibrium errors "
-    "evaluation explorer identity ops options predictions printable records registry "
-    "regular_file report solvers speed training user_models",
+    "cli": "asynchronous certificates data diagnostics distances distributed equilibrium "
+    "errors evaluation explorer identity ops options predictions printable records "
+    "registry regular_file report speed training user_models",
     "constructions": "data distances errors layers models solvers",
     "data": "edges errors options plain_tensor regular_file",
     "diagnostics": "data distances equilibrium errors solvers",
     "distances": "errors",
-    "distributed": "adjoints certificates data distances edges equilibrium errors machine "
-    "models solvers training",
+    "distributed": "adjoints certificates data distances edges equilibrium errors machine models "
+    "solvers training",
     "edges": "errors plain_tensor",
     "equilibrium": "adjoints data distances errors plain_tensor solvers",
     "errors": "",
@@ -53,8 +52,8 @@ IMPORTS = {
     "testing": "data edges equilibrium models recurrence",
     "theory": "errors",
     "threads": "errors",
-    "training": "adjoints data edges equilibrium errors identity machine options records "
-    "registry regular_file solvers threads user_models",
+    "training": "adjoints data edges equilibrium errors identity machine options records registry "
+    "regular_file solvers threads user_models",
     "user_models": "equilibrium errors",
 }
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from pathlib import Path
 
 from sheafdeq.identity import SCHEME
 from sheafdeq.records import read_records
-from sheafdeq.registry import MODELS, Builder, ModelSpec
 from sheafdeq.training.run import train
 from sheafdeq.training.run_identity import identify
+from sheafdeq.user_models import VARIABLE
 
 RESULTS = Path(__file__).parents[2] / "results" / "runs"
 
@@ -22,8 +21,8 @@ class Mine(SheafDEQ):
     def step(self, state, context):
         return scale(super().step(state, context))
 
-def build(shape, options):
-    return Mine(shape.in_channels, shape.out_channels, 2, 2, **options)
+    def initial_state(self, context):
+        return 1.5 + context.drive
 """
 
 
@@ -34,11 +33,8 @@ def test_a_users_own_modules_name_the_run(small, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delenv("SHEAFDEQ_CODE_VERSION", raising=False)
     try:
-        module = importlib.import_module("my_model")
-        monkeypatch.setitem(
-            MODELS, "mine", ModelSpec("mine", "Mine", "mine", Builder(module.Mine, module.build))
-        )
-        config = small(model="mine")
+        monkeypatch.setenv(VARIABLE, "my_model:Mine")
+        config = small(model="my_model:Mine")
         first = identify(config)
         assert identify(config) == first
         helper.write_text("def scale(x):\n    '''As it is.'''\n    return x\n")
@@ -51,7 +47,7 @@ def test_a_users_own_modules_name_the_run(small, tmp_path, monkeypatch):
         }
         assert differing == {"model"}
         (tmp_path / "my_model.py").write_text(
-            USER_MODEL.format(helper="my_helper").replace("2, 2", "2, 3")
+            USER_MODEL.format(helper="my_helper").replace("1.5", "1.6")
         )
         assert identify(config).id not in (first.id, edited.id)
     finally:
