@@ -1,5 +1,9 @@
 """The proved box of a cascade contains its equilibrium, to fifty digits (Theorem 39)."""
 
+import json
+import os
+from pathlib import Path
+
 import numpy
 import pytest
 import torch
@@ -50,10 +54,18 @@ def test_the_equilibrium_to_fifty_digits_is_inside(exact, draw, seed):
 
 
 @pytest.mark.slow
-def test_a_thousand_equilibria_to_fifty_digits_are_inside(exact, draw):
+def test_four_hundred_cascades_to_fifty_digits_are_inside(exact, draw):
     found = [check_one(exact, draw, seed) for seed in range(1000, 1400)]
-    assert sum(used[0] is not None for used in found) >= 390
-    assert sum(used[1] is not None for used in found) >= 300
+    counts = {
+        "draws": len(found),
+        "enclosed": sum(used[0] is not None for used in found),
+        "enclosed from a moved state": sum(used[1] is not None for used in found),
+        "outside": 0,
+    }
+    if place := os.environ.get("SHEAFDEQ_COUNTS"):
+        Path(f"{place}-cascades.json").write_text(json.dumps(counts, indent=1) + "\n")
+    assert counts["enclosed"] >= 390
+    assert counts["enclosed from a moved state"] >= 300
 
 
 def test_an_enclosure_that_is_too_small_is_caught(exact, draw):

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from sheafdeq.predictions import Predictions
 
 SCHEMA = "sheafdeq.predictions/1"
+ASCENTS = 6
+"""Moves of a restart of the attack."""
 
 
 def add_prediction_options(parser: Any) -> None:
@@ -112,9 +114,16 @@ def _row(
     split = subject.split
     scores = result.scores(split.target, split.mask)
     row = {"radius": result.radius, **scores.to_json(), "seconds": result.seconds}
+    row["processor_seconds"] = result.processor_seconds
     if options.attack is not None and result.radius > 0:
         found = attack(
-            model, split.graph, result.radius, restarts=options.attack, seed=options.seed
+            model,
+            split.graph,
+            result.radius,
+            restarts=options.attack,
+            ascents=ASCENTS,
+            horizon=max(1, model.steps // 4),
+            seed=options.seed,
         )
         row["attack"] = {
             "restarts": found.restarts,
@@ -129,7 +138,8 @@ def _row(
 def _line(row: dict[str, Any]) -> str:
     text = (
         f"  scored nodes: {row['proved']} of {row['nodes']} proved ({100 * row['share']:.2f} %), "
-        f"{row['proved_right']} of them right; {row['right']} right in all; {row['seconds']:.1f} s"
+        f"{row['proved_right']} of them right; {row['right']} right in all; "
+        f"{row['seconds']:.1f} s ({row['processor_seconds']:.1f} s of a processor)"
     )
     if "attack" in row:
         found = row["attack"]

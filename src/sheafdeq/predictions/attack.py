@@ -9,6 +9,7 @@ the changed graph. An attack proves nothing about nodes it spares; a proved node
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import torch
@@ -48,12 +49,22 @@ def attack(
     *,
     restarts: int = 20,
     ascents: int = 10,
+    horizon: int | None = None,
     seed: int = 0,
     tolerance: float = 1e-7,
 ) -> Attack:
-    """Search for features within ``radius`` that change labels; ``ascents`` moves a restart."""
+    """Search for features within ``radius`` that change labels; ``ascents`` moves a restart.
+
+    Gradients go through ``horizon`` steps (the trained number by default; fewer are cheaper),
+    labels are read at the equilibrium. Model and graph are taken in float64: a small radius is nothing in
+    float32.
+    """
     generator = torch.Generator().manual_seed(seed)
-    model = model.eval()
+    model = copy.deepcopy(model).to(torch.float64).eval()
+    graph = graph.to(torch.float64)
+    short = copy.copy(model)
+    if horizon is not None:
+        short.solver = model.solver.with_steps(horizon)
     with torch.no_grad():
         label = model.run_to_equilibrium(graph, tolerance=tolerance).logits.argmax(1)
     changed = torch.zeros_like(label, dtype=torch.bool)
@@ -67,7 +78,7 @@ def attack(
         for ascent in range(ascents):
             shift.requires_grad_()
             with torch.enable_grad():
-                logits = model.run(graph.with_features(graph.x + shift)).logits
+                logits = short.run(graph.with_features(graph.x + shift)).logits
                 loss = _lead(logits, label)[after].sum()
                 (gradient,) = torch.autograd.grad(loss, shift)
             pace = radius * (1.0 if ascent == 0 else 2.0 / (ascent + 1))

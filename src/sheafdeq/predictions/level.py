@@ -240,16 +240,15 @@ class LevelEnclosure:
         by_p = (gate.by_plus + gate.by_minus).scale(half).view(-1, d, q)  # by_minus is -phi_b
         by_g = (gate.by_plus - gate.by_minus).scale(half).view(-1, d, q)
         mixing, stalks = self.weights["channel_mixing"], self.weights["stalk_mixing"]
-        h = box.interval.view(-1, d, q)
-        signed = contract("bg,ngr->nbr", stalks, contract("ngq,qr->ngr", h, mixing))
-        sizes = contract("ngq,qr->ngr", h, mixing.abs())
 
-        def steepness(block: Interval, rows: Tensor | slice, p: Interval, g: Interval) -> Interval:
+        def steepness(block: Interval, rows: Tensor, p: Interval, g: Interval) -> Interval:
+            h = Interval.between(box.lower[rows], box.upper[rows]).view(-1, d, q)
+            signed = contract("bg,kgr->kbr", stalks, contract("kgq,qr->kgr", h, mixing))
+            sizes = contract("kgq,qr->kgr", h, mixing.abs())
             sign = Interval.between(block.lower.sign(), block.upper.sign())
-            through_sizes = contract(
-                "kabg,kgc->kabc", contract("bg,kag->kabg", stalks, sign), sizes[rows]
-            )
-            direct = contract("kac,kbc->kabc", p, signed[rows])
+            weighted = contract("bg,kag->kabg", stalks, sign)
+            through_sizes = contract("kabg,kgc->kabc", weighted, sizes)
+            direct = contract("kac,kbc->kabc", p, signed)
             return direct + contract("kac,kabc->kabc", g, through_sizes)
 
         local = here.local
@@ -258,7 +257,7 @@ class LevelEnclosure:
             here.weight,
             here.degree[local],
             steepness(turned[0], here.source, by_p[local], by_g[local]),
-            steepness(turned[1], here.nodes, by_p, by_g)[local],
+            steepness(turned[1], here.own, by_p, by_g)[local],
         )
         back = self._collected(maps.by_target.times(steep), below, here)
         return maps.by_source.times(steep), back
@@ -293,13 +292,13 @@ class LevelEnclosure:
         terms = (self.deepest + 1) * d * q * 2
         ends: list[Tensor] = []
         for state, largest in ((lower, False), (upper, True)):
-            values = state.view(-1, d, q) @ both  # (n, d, 2q): h W_2+ | h W_2-
-            swapped = torch.cat([values[..., q:], values[..., :q]], 2)
-            edge, own = (
-                part_of(block, 1, largest=largest) @ values[rows]
-                + part_of(block, -1, largest=largest) @ swapped[rows]
-                for block, rows in zip(blocks, (here.source, here.own), strict=True)
-            )
+            shares = []
+            for block, rows in zip(blocks, (here.source, here.own), strict=True):
+                values = state[rows].view(-1, d, q) @ both  # h W_2+ | h W_2-
+                swapped = torch.cat([values[..., q:], values[..., :q]], 2)
+                positive = part_of(block, 1, largest=largest) @ values
+                shares.append(positive + part_of(block, -1, largest=largest) @ swapped)
+            edge, own = shares
             total = own.index_add(0, here.local, edge)
             ends.append(scaled_up(total, terms) if largest else down(total, terms))
         low, high = ends

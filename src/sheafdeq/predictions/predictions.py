@@ -39,6 +39,7 @@ class Predictions:
     state: Tensor  # the state that was examined
     reach: Tensor | None  # bounds of all its entries in log coordinates
     seconds: float
+    processor_seconds: float  # of all threads together: what it costs on a busy machine, too
 
     @property
     def share(self) -> float:
@@ -80,6 +81,7 @@ class Predictions:
             "distance": numbers(self.distance),
             "why": list(self.why),
             "seconds": round(self.seconds, 3),
+            "processor_seconds": round(self.processor_seconds, 3),
         }
 
     def report(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import time
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -30,6 +31,18 @@ TIE = 1e-9
 """Leads below this share of the largest logit are called ties when they are not proved."""
 
 
+@dataclass(frozen=True)
+class _Clock:
+    """When a proof began, by the wall and by the processor."""
+
+    wall: float
+    processor: float
+
+    def passed(self) -> tuple[float, float]:
+        """Seconds since, both ways."""
+        return time.perf_counter() - self.wall, time.process_time() - self.processor
+
+
 def certify_predictions(
     model: EquilibriumModel, graph: Graph, *, radius: float = 0.0, state: Tensor | None = None
 ) -> Predictions:
@@ -45,7 +58,7 @@ def certify_predictions(
         raise InputError(f"{type(model).__name__} has no equilibrium, so its labels have no proof")
     if not (math.isfinite(radius) and radius >= 0):
         raise InputError(f"radius must be a finite number, 0 or more, got {radius!r}")
-    started = time.perf_counter()
+    started = _Clock(time.perf_counter(), time.process_time())
     model = copy.deepcopy(model).to("cpu", torch.float64).eval()
     graph = graph.to("cpu", torch.float64)
     model.check(graph)
@@ -88,7 +101,12 @@ def _checked(state: Tensor, model: EquilibriumModel, graph: Graph) -> Tensor:
 
 
 def _nothing(
-    model: EquilibriumModel, graph: Graph, radius: float, state: Tensor, reason: str, started: float
+    model: EquilibriumModel,
+    graph: Graph,
+    radius: float,
+    state: Tensor,
+    reason: str,
+    started: _Clock,
 ) -> Predictions:
     with torch.no_grad():
         logits = model.readout(state, model.prepare(graph))  # type: ignore[operator]
@@ -111,7 +129,7 @@ def _nothing(
         (),
         state,
         None,
-        time.perf_counter() - started,
+        *started.passed(),
     )
 
 
@@ -126,7 +144,7 @@ def _judged(
     radius: float,
     state: Tensor,
     enclosed: Enclosed,
-    started: float,
+    started: _Clock,
 ) -> Predictions:
     if enclosed.reach is None:
         reason = enclosed.reason or "no enclosure was found"
@@ -167,5 +185,5 @@ def _judged(
         enclosed.levels,
         state,
         enclosed.reach,
-        time.perf_counter() - started,
+        *started.passed(),
     )
