@@ -56,8 +56,8 @@ def attack(
     """Search for features within ``radius`` that change labels; ``ascents`` moves a restart.
 
     Gradients go through ``horizon`` steps (the trained number by default; fewer are cheaper),
-    labels are read at the equilibrium. Model and graph are taken in float64: a small radius is nothing in
-    float32.
+    labels are read at the equilibrium. Model and graph are taken in float64: a small radius is
+    nothing in float32.
     """
     generator = torch.Generator().manual_seed(seed)
     model = copy.deepcopy(model).to(torch.float64).eval()
