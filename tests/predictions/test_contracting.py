@@ -118,6 +118,10 @@ def test_powers_of_a_matrix_whose_first_power_is_large():
     assert k == 2
     assert theta == pytest.approx(0.9, rel=1e-6)
     assert kappa == pytest.approx(2.0, rel=1e-6)
+    # theta^k bounds the power, and kappa every smaller one
+    for i in range(k):
+        power = torch.linalg.matrix_power(matrix, i).abs().sum(1).max()
+        assert float(power) <= kappa * theta**i * (1 + 1e-9)
     assert _power_norms(torch.tensor([[1.0]]).double()) is None
     assert _power_norms(torch.tensor([[2.0]]).double()) is None
 

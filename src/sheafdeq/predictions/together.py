@@ -32,7 +32,7 @@ __all__ = ["LARGEST_DENSE", "StepsTogether", "steps_together"]
 
 LARGEST_DENSE = 2500
 """Entries of a state (nodes times width) up to which dense powers are formed."""
-MOST_STEPS = 256
+MOST_STEPS = 96
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +74,7 @@ def steps_together(model: SheafDEQ, context: object, state: Tensor) -> StepsToge
     residual = (image - Interval.point(centre)).magnitude
     start = kappa * float(residual.max()) * (1 + 1e-9)
     radius = max(4.0 * start / (1.0 - theta), 1e-13)
+    spread = math.inf
     for _ in range(12):
         if not radius <= 1.0:
             break  # an entry would be uncertain by a factor of e: no Jacobian is constant there
@@ -85,7 +86,11 @@ def steps_together(model: SheafDEQ, context: object, state: Tensor) -> StepsToge
             reach = scaled_up(bound + 8 * EPSILON * (1.0 + centre.abs()), 4)
             return StepsTogether(reach, None, steps, rate, kappa, spread, radius)
         radius = radius * 0.3 if not rate < 1.0 else start / (1.0 - rate) * 1.5
-    reason = f"{steps} steps together contract with {theta:.4g} at the state, but on no ball (rate)"
+    reason = (
+        f"{steps} steps together contract with {theta:.4g} a step at the state (norms within a "
+        f"factor {kappa:.3g}, residual {float(residual.max()):.2g}), but on no ball: the Jacobian "
+        f"moves by {spread:.2g} (rate)"
+    )
     return StepsTogether(None, reason, steps, theta, kappa)
 
 
@@ -109,27 +114,31 @@ def _spread(
 
 
 def _power_norms(matrix: Tensor) -> tuple[int, float, float] | None:
-    """(k, theta, kappa): the first k with |M^k| at most 0.9 (or the best), theta = |M^k|^(1/k).
+    """(k, theta, kappa) with the smallest kappa / (1 - theta); None when no power is below one.
 
-    True powers: M^i = P_i + E_i with P_i as computed, E_i = E_(i-1) M + D_i and D_i the rounding of
-    one product, so |E_i| <= sum_j |D_j| |M^(i-j)|, by powers whose true norm is known already.
+    theta = |M^k|^(1/k). True powers: M^i = P_i + E_i with P_i as computed, E_i = E_(i-1) M + D_i
+    and D_i the rounding of one product, so |E_i| <= sum_j |D_j| |M^(i-j)|, by powers whose true
+    norm is known already.
     """
     size = len(matrix)
-    magnitude = matrix.abs()
+    sums = matrix.abs().sum(1)
     norms, rounding = [1.0], [0.0]
     power = torch.eye(size, dtype=matrix.dtype)
     slack = (size + 8) * EPSILON
+    best: tuple[int, float, float] | None = None
     for k in range(1, MOST_STEPS + 1):
-        absolute = power.abs() @ magnitude.sum(1)  # row sums of |P| |M|
+        rounding.append(float((power.abs() @ sums).max()) * slack * 1.01)
         power = power @ matrix
-        rounding.append(float(absolute.max()) * slack * 1.01)
         error = sum(rounding[j] * norms[k - j] for j in range(1, k + 1))
         computed = float(power.abs().sum(1).max()) * (1 + slack)
         norms.append((computed + error) * (1 + 1e-12))
         if not norms[-1] < 1e12:
-            return None
-        if norms[-1] <= 0.9:
-            theta = norms[-1] ** (1.0 / k) * (1 + 1e-12)
+            return best
+        theta = norms[-1] ** (1.0 / k) * (1 + 1e-12)
+        if 0.0 < theta < 1.0:
             kappa = max(norms[i] * theta**-i for i in range(k)) * (1 + 1e-12)
-            return k, theta, kappa
-    return None
+            if best is None or kappa / (1.0 - theta) < best[2] / (1.0 - best[1]):
+                best = k, theta, kappa
+            elif k > 2 * best[0] + 8:
+                return best  # it has been getting worse for long
+    return best
