@@ -114,7 +114,7 @@ def _spread(
 
 
 def _power_norms(matrix: Tensor) -> tuple[int, float, float] | None:
-    """(k, theta, kappa) with the smallest kappa / (1 - theta); None when no power is below one.
+    """(k, theta, kappa) with kappa / (1 - theta) smallest within 1 %; None: no power below one.
 
     theta = |M^k|^(1/k). True powers: M^i = P_i + E_i with P_i as computed, E_i = E_(i-1) M + D_i
     and D_i the rounding of one product, so |E_i| <= sum_j |D_j| |M^(i-j)|, by powers whose true
@@ -137,7 +137,7 @@ def _power_norms(matrix: Tensor) -> tuple[int, float, float] | None:
         theta = norms[-1] ** (1.0 / k) * (1 + 1e-12)
         if 0.0 < theta < 1.0:
             kappa = max(norms[i] * theta**-i for i in range(k)) * (1 + 1e-12)
-            if best is None or kappa / (1.0 - theta) < best[2] / (1.0 - best[1]):
+            if best is None or kappa / (1.0 - theta) < 0.99 * best[2] / (1.0 - best[1]):
                 best = k, theta, kappa
             elif k > 2 * best[0] + 8:
                 return best  # it has been getting worse for long
