@@ -46,7 +46,7 @@ from sheafdeq.certificates.collatz_wielandt import spectral_norm_bound
 from sheafdeq.certificates.problem import Problem
 from sheafdeq.diagnostics.eigenvalue import largest_eigenvalue
 from sheafdeq.edges import Edges
-from sheafdeq.models.sheaf_cascade import MAP_SOFTENING, Level, Sheaf, SheafCascade
+from sheafdeq.models.sheaf_cascade import MAP_SOFTENING, CascadeLevel, Sheaf, SheafCascade
 from sheafdeq.ops.gated_step import block_product_reference
 
 __all__ = ["Joint", "joint_bounds", "level_rates"]
@@ -176,7 +176,7 @@ def _diameter(upper: Tensor, shift: float) -> float:
 class _Sizes:
     """Norms of one level's weights, and the bounds that need nothing else."""
 
-    def __init__(self, module: Level, edges: Edges, stalk_dim: int) -> None:
+    def __init__(self, module: CascadeLevel, edges: Edges, stalk_dim: int) -> None:
         self.module, self.edges, self.stalk_dim = module, edges, stalk_dim
         width = module.norm.weight.shape[0]
         self.scale = float(module.norm.weight.abs().max())
@@ -291,7 +291,7 @@ def level_rates(problem: Problem, state: Tensor, directions: int = 4) -> dict[st
 
 
 def _log_operator(
-    model: SheafCascade, module: Level, sheaf: Sheaf, state: Tensor, edges: Edges
+    model: SheafCascade, module: CascadeLevel, sheaf: Sheaf, state: Tensor, edges: Edges
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """(n, c) row sums of |J| and the product v -> J v of one level at ``state``, its sheaf held, in
     log coordinates."""

@@ -19,7 +19,7 @@ from sheafdeq.data.graph import Graph
 from sheafdeq.errors import InputError
 from sheafdeq.layers.adjacency import gcn_weights
 
-__all__ = ["SizeGroup", "Spectrum", "spectrum_of"]
+__all__ = ["AdjacencySpectrum", "SizeGroup", "spectrum_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class SizeGroup:
 
 
 @dataclass(frozen=True, eq=False)
-class Spectrum:
+class AdjacencySpectrum:
     """The blocks of a batch by size."""
 
     groups: tuple[SizeGroup, ...]
@@ -44,13 +44,13 @@ class Spectrum:
         return sum(group.decompositions for group in self.groups)
 
 
-_BY_CONTENT: OrderedDict[bytes, Spectrum | None] = OrderedDict()
+_BY_CONTENT: OrderedDict[bytes, AdjacencySpectrum | None] = OrderedDict()
 _REMEMBERED = 8
 
 
 def spectrum_of(
     graph: Graph, *, self_loops: bool = False, max_nodes: int = 10_000
-) -> Spectrum | None:
+) -> AdjacencySpectrum | None:
     """The spectrum of the normalised adjacency, kept with the edges and, for a few graphs, for
     equal content.
 
@@ -59,7 +59,7 @@ def spectrum_of(
     storage with the second).
     """
 
-    def make() -> Spectrum | None:
+    def make() -> AdjacencySpectrum | None:
         key = _content(graph, self_loops)
         if key not in _BY_CONTENT:
             _BY_CONTENT[key] = _decompose(graph, self_loops, max_nodes)
@@ -81,7 +81,7 @@ def _content(graph: Graph, self_loops: bool) -> bytes:
 
 
 @torch.no_grad()
-def _decompose(graph: Graph, self_loops: bool, max_nodes: int) -> Spectrum | None:
+def _decompose(graph: Graph, self_loops: bool, max_nodes: int) -> AdjacencySpectrum | None:
     weights = gcn_weights(graph.edges, self_loops=self_loops)
     sizes = torch.bincount(graph.graph_ids, minlength=graph.num_graphs)
     largest = int(sizes.max()) if len(sizes) else 0
@@ -124,4 +124,4 @@ def _decompose(graph: Graph, self_loops: bool, max_nodes: int) -> Spectrum | Non
             values, vectors = values[index], vectors[index]
         dtype = graph.x.dtype
         groups.append(SizeGroup(nodes, values.to(dtype), vectors.to(dtype), len(positions)))
-    return Spectrum(tuple(groups))
+    return AdjacencySpectrum(tuple(groups))

@@ -16,7 +16,7 @@ from sheafdeq.distances import SUP
 from sheafdeq.edges import Edges
 from sheafdeq.errors import InputError
 from sheafdeq.layers.adjacency import gcn_weights, propagate
-from sheafdeq.layers.adjacency_spectrum import Spectrum, spectrum_of
+from sheafdeq.layers.adjacency_spectrum import AdjacencySpectrum, spectrum_of
 from sheafdeq.layers.checks import checked_positive
 from sheafdeq.layers.gathering import GatheringModel
 from sheafdeq.layers.initialise import xavier
@@ -222,7 +222,7 @@ class EIGNN(GatheringModel):
         return False
 
 
-def _solve_spectral(spectrum: Spectrum, mixing: Any, drive: Tensor) -> Tensor:
+def _solve_spectral(spectrum: AdjacencySpectrum, mixing: Any, drive: Tensor) -> Tensor:
     """H = A H M + drive, graph by graph in the eigenbases."""
     values, vectors = mixing
     rotated = drive @ vectors

@@ -58,7 +58,7 @@ class CascadeContext:
     first_drive: Tensor = node_field()  # (n, c)
 
 
-class Level(nn.Module):
+class CascadeLevel(nn.Module):
     """The unconstrained half of one level: from the states below to a sheaf and a drive.
 
     With z = LayerNorm(u) of the level below (or of the encoded features),
@@ -207,7 +207,7 @@ class SheafCascade(EquilibriumModel):
         )
         self.feature_drive = linear(in_channels, c * groups, bias=False)
         self.level_modules = nn.ModuleList(
-            Level(c, stalk_dim, channels, hidden) for _ in range(groups)
+            CascadeLevel(c, stalk_dim, channels, hidden) for _ in range(groups)
         )
         self.readout_norm = nn.LayerNorm(c)
         self.output = Readout(c, out_channels)
@@ -221,7 +221,7 @@ class SheafCascade(EquilibriumModel):
                 xavier(module.parameters())
             elif isinstance(module, nn.LayerNorm):
                 module.reset_parameters()
-            elif isinstance(module, Level):
+            elif isinstance(module, CascadeLevel):
                 for mixing in (
                     module.message_stalk,
                     module.message_channel,
@@ -378,9 +378,9 @@ class SheafCascade(EquilibriumModel):
 
     # ------------------------------------------------------------------ one level
 
-    def _level(self, level: int) -> Level:
+    def _level(self, level: int) -> CascadeLevel:
         module = self.level_modules[0 if self.tied else level]
-        assert isinstance(module, Level)
+        assert isinstance(module, CascadeLevel)
         return module
 
     def _sheaf(

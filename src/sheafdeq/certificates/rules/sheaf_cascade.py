@@ -12,8 +12,7 @@ from sheafdeq.certificates.examine import reach_equilibrium
 from sheafdeq.certificates.problem import Problem
 from sheafdeq.certificates.rule import rule
 from sheafdeq.certificates.rules.pieces import PLAIN, by_theorem, gate_objection
-from sheafdeq.models.sheaf_cascade import Level as CascadeLevel
-from sheafdeq.models.sheaf_cascade import SheafCascade
+from sheafdeq.models.sheaf_cascade import CascadeLevel, SheafCascade
 
 __all__ = ["sheaf_cascade"]
 
