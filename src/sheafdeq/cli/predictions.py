@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sheafdeq.predictions import Predictions
 
 SCHEMA = "sheafdeq.predictions/1"
-ASCENTS = 6
+ASCENTS = 4
 """Moves of a restart of the attack."""
 
 
@@ -79,6 +79,7 @@ def run_predictions(options: Any) -> int:
     assert isinstance(model, EquilibriumModel)  # load_subject lets no other pass
     rows: list[dict[str, Any]] = []
     results: list[Predictions] = []
+    payload: dict[str, Any] = {}
     for radius in radii:
         state = results[0].state if results else None  # one state serves all radii
         result = certify_predictions(model, subject.split.graph, radius=radius, state=state)
@@ -88,22 +89,26 @@ def run_predictions(options: Any) -> int:
         if not options.json:
             print(result.report())
             print(_line(row), flush=True)
-    payload = {
-        "schema": SCHEMA,
-        **subject.facts(),
-        "command": _command(subject, options),
-        "threads": options.threads,
-        "curve": rows,
-        "predictions": [result.to_json() for result in results],
-    }
-    if options.out:
-        written = write_record(options.out, f"{subject.file_name}-{subject.graph_label}", payload)
-        print(f"wrote {written}", file=sys.stderr)
-        for figure in prediction_figures(payload, results, subject.split, written):
-            print(f"wrote {figure}", file=sys.stderr)
+        payload = {
+            "schema": SCHEMA,
+            **subject.facts(),
+            "command": _command(subject, options),
+            "threads": options.threads,
+            "curve": rows,
+            "predictions": [result.to_json() for result in results],
+        }
+        if options.out:  # after every radius: what is proved is not lost with what follows
+            written = write_record(options.out, f"{subject.file_name}-{_part(subject)}", payload)
+            for figure in prediction_figures(payload, results, subject.split, written):
+                print(f"wrote {figure}", file=sys.stderr)
     if options.json:
         print(json.dumps(payload))
     return 0
+
+
+def _part(subject: Subject) -> str:
+    """test, or test-0: fit for a file name."""
+    return subject.graph_label.replace("[", "-").replace("]", "")
 
 
 def _row(

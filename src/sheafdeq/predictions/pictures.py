@@ -18,13 +18,14 @@ COLOURS = {"proved": "#0072B2", "not proved": "#E69F00", "wrong": "#D55E00"}
 def prediction_figures(
     payload: Mapping[str, Any], results: Sequence[Predictions], split: Split, record: Path
 ) -> list[Path]:
-    """The picture of the first result, and for several radii the curve, beside their record."""
-    drawn = [record.with_suffix(".png")]
-    draw_graph(results[0], split, drawn[0], str(payload["model"]["title"]))
+    """The picture of the first result, from the second on the curve, beside their record."""
     if len(results) > 1:
-        drawn.append(record.with_name(f"{record.stem}-radius.png"))
-        draw_curve(payload, drawn[1])
-    return drawn
+        path = record.with_name(f"{record.stem}-radius.png")
+        draw_curve(payload, path)
+    else:
+        path = record.with_suffix(".png")
+        draw_graph(results[0], split, path, str(payload["model"]["title"]))
+    return [path]
 
 
 def draw_graph(result: Predictions, split: Split, path: Path, title: str) -> None:
