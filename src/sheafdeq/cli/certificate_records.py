@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sheafdeq.errors import UsageError
+from sheafdeq.report.grid import fitted, markdown_grid
 
 __all__ = [
     "EARLIER",
@@ -176,14 +177,8 @@ def table_row(payload: dict[str, Any]) -> tuple[str, ...]:
 
 def render(rows: list[dict[str, Any]], form: str) -> str:
     """The table as aligned text or Markdown."""
-    lines = [COLUMNS, *map(table_row, rows)]
+    lines = list(map(table_row, rows))
     if form == "markdown":
-        written = [
-            "| " + " | ".join(word.replace("|", "\\|") for word in line) + " |" for line in lines
-        ]
-        return "\n".join([written[0], "|" + " --- |" * len(COLUMNS), *written[1:]])
-    widths = [max(len(line[k]) for line in lines) for k in range(len(COLUMNS))]
-    return "\n".join(
-        "  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
+        header, *body = [[word.replace("|", "\\|") for word in line] for line in (COLUMNS, *lines)]
+        return markdown_grid(header, body)
+    return fitted(COLUMNS, lines, None).rstrip("\n")
