@@ -62,6 +62,17 @@ def test_heads_and_blocks_are_block_matrices(n, e, seed, size):
     torch.testing.assert_close(blocks, whole)
 
 
+@given(*sizes)
+def test_loops_stand_on_the_diagonal(n, e, seed):
+    edges = drawn(n, e, seed)
+    generator = torch.Generator().manual_seed(seed)
+    values, own = torch.randn(e, generator=generator), torch.randn(n, generator=generator)
+    looped, order = edges.with_loops
+    expected = dense(edges, values) + own.diag()
+    torch.testing.assert_close(dense(looped, torch.cat([values, own])[order]), expected)
+    assert torch.equal(looped.source[looped.pointer[1:] - 1], torch.arange(n))
+
+
 def test_what_is_derived_is_made_once_and_shared_by_other_weights_and_features():
     graph = Graph.build(torch.zeros(4, 1), torch.tensor([[0, 1, 2], [1, 2, 3]]))
     edges = graph.edges

@@ -209,6 +209,16 @@ class Edges:
         numbers = torch.arange(self.num_edges, device=self.source.device)
         return Edges(numbers, self.pointer, self.num_edges, self.dtype)
 
+    @cached_property
+    def with_loops(self) -> tuple[Edges, Tensor]:
+        """The edges of a whole graph with one more from every node to itself, last of those into
+        it; and where each is found when the loops are listed behind the edges."""
+        nodes = torch.arange(self.num_targets, device=self.source.device)
+        order = torch.argsort(torch.cat([self.target, nodes]), stable=True)
+        source = torch.cat([self.source, nodes])[order]
+        pointer = self.pointer + torch.arange(self.num_targets + 1, device=self.source.device)
+        return Edges(source, pointer, self.num_sources, self.dtype), order
+
     def heads(self, count: int) -> Edges:
         """``count`` copies beside each other: values (count, e), tables (count, sources, width),
         both flattened."""

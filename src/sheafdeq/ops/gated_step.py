@@ -64,17 +64,28 @@ def block_product_reference(
     blocks: Tensor, diagonal: Tensor, values: Tensor, edges: Edges
 ) -> Tensor:
     """:func:`block_product` in PyTorch, on any device and differentiable any number of times."""
-    n, d, q = values.shape
+    return _product(_packed(blocks, diagonal, edges), values, edges)
+
+
+def _packed(blocks: Tensor, diagonal: Tensor, edges: Edges) -> Tensor:
+    """(d * (e + n) * d,) the entries of A as :meth:`Edges.blocks` of edges and loops wants them."""
     if edges.num_sources != edges.num_targets:
         raise InputError(
             f"a product needs a whole graph: {edges.num_targets} targets read "
             f"{edges.num_sources} sources"
         )
+    _, order = edges.wiring.with_loops
+    return torch.cat([blocks, diagonal]).index_select(0, order).transpose(0, 1).reshape(-1)
+
+
+def _product(entries: Tensor, values: Tensor, edges: Edges) -> Tensor:
+    n, d, q = values.shape
     if values.numel() == 0:
         return values
-    entries = blocks.transpose(0, 1).reshape(-1)  # (d, e, d)
-    received = aggregate(entries, values.reshape(n * d, q), edges.wiring.blocks(d))
-    return received.view(d, n, q).transpose(0, 1) + diagonal @ values
+    looped, _ = edges.wiring.with_loops
+    return (
+        aggregate(entries, values.reshape(n * d, q), looped.blocks(d)).view(d, n, q).transpose(0, 1)
+    )
 
 
 def gated_map(
@@ -130,11 +141,13 @@ def gated_map(
         (blocks, lower), (diagonal, own_lower) = two_parts(blocks), two_parts(diagonal)
     else:
         lower, own_lower = minus
+    upper_entries = _packed(blocks, diagonal, edges)  # once for all steps
+    lower_entries = _packed(lower, own_lower, edges)
 
     def plain_map(state: Tensor) -> Tensor:
         values = values_of(state)
-        first = block_product_reference(blocks, diagonal, values, edges)
-        second = block_product_reference(lower, own_lower, values, edges)
+        first = _product(upper_entries, values, edges)
+        second = _product(lower_entries, values, edges)
         plus, minus_part = first[..., :q] + second[..., q:], first[..., q:] + second[..., :q]
         return base + gate.of_parts(plus, minus_part).reshape(state.shape)
 
