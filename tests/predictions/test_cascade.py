@@ -224,6 +224,7 @@ def test_bad_input_is_named(draw):
 
 @pytest.mark.parametrize("seed", [2, 5])
 def test_schedules_with_delays_end_with_the_proved_labels(draw, seed):
+    """Corollary 40: labels at the equilibrium are labels of every partially asynchronous run."""
     model, graph = draw(seed)
     result = certify_predictions(model, graph)
     for number, (window, delay) in enumerate(((3, 5), (2, 64))):
