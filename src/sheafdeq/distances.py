@@ -71,7 +71,8 @@ def _relative_entry(new: Tensor, old: Tensor) -> Tensor:
 
 
 def _euclidean(new: Tensor, old: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(new - old, dim=1)
+    result: Tensor = torch.linalg.vector_norm(new - old, dim=1)
+    return result
 
 
 def _thompson(new: Tensor, old: Tensor) -> Tensor:

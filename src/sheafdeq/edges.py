@@ -160,10 +160,10 @@ class Edges:
 
     def kept(self, key: Any, make: Callable[[], Made]) -> Made:
         """What ``make`` returns, made once and kept while the edges live."""
-        try:
-            return self._kept[key]
-        except KeyError:
-            return self._kept.setdefault(key, make())
+        if key not in self._kept:
+            self._kept.setdefault(key, make())
+        made: Made = self._kept[key]
+        return made
 
     # ------------------------------------------------------------------ some of the edges
 

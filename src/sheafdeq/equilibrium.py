@@ -221,7 +221,8 @@ class EquilibriumModel(GraphModel):
     def gathered_step(self, own: Tensor, table: Tensor, index: Tensor, context: Any) -> Tensor:
         """``local_step`` with edge k reading ``table[index[k]]``; override where transforming the
         table first is cheaper."""
-        return self.local_step(own, table[index], context)  # type: ignore[operator]
+        result: Tensor = self.local_step(own, table[index], context)  # type: ignore[operator]
+        return result
 
     def judged(self, solver: AnySolver) -> AnySolver:
         """``solver`` with this model's distance, unless it has one of its own."""

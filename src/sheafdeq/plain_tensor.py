@@ -50,7 +50,8 @@ def plain_tensor(value: Any, name: str) -> Tensor:
         )
     if value.is_conj():
         value = value.resolve_conj()
-    return value.resolve_neg() if value.is_neg() else value
+    result: Tensor = value.resolve_neg() if value.is_neg() else value
+    return result
 
 
 def _without_subclass(value: Tensor, name: str) -> Tensor:

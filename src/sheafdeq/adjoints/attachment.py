@@ -33,4 +33,5 @@ def attach(value: Tensor, attached: Tensor, solve_adjoint: Callable[[Tensor], Te
     For z = f(z, theta) take ``attached = f(z, theta)`` with z detached and let ``solve_adjoint``
     return u = g + J^T u.
     """
-    return _Attach.apply(attached, value, solve_adjoint)
+    result: Tensor = _Attach.apply(attached, value, solve_adjoint)  # type: ignore[no-untyped-call]
+    return result

@@ -306,9 +306,10 @@ class _Group:
         index, own, table = torch.cat(reads), self.table[torch.cat(owns)], self.table
         if len(index) < len(table):  # fewer messages than stored rows: transform only what is read
             table, index = table[index], torch.arange(len(index))
-        return self.model.gathered_step(own, table, index, restricted).split(
+        result: Sequence[Tensor] = self.model.gathered_step(own, table, index, restricted).split(
             [len(slot.active) for _, slot, _ in waiting]
         )
+        return result
 
     @staticmethod
     def _sound(image: Tensor) -> bool:

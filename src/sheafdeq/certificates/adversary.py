@@ -87,7 +87,10 @@ def _extreme(model: EquilibriumModel, graph: Graph, generator: torch.Generator) 
     reach = _chosen([20.0, 160.0, 300.0], generator)
 
     def scaled(values: Tensor) -> Tensor:
-        return (values * 10.0 ** (reach * (2 * _uniform(generator) - 1))).clamp(-1e300, 1e300)
+        result: Tensor = (values * 10.0 ** (reach * (2 * _uniform(generator) - 1))).clamp(
+            -1e300, 1e300
+        )
+        return result
 
     parameters = list(model.parameters())
     chosen = (
@@ -117,7 +120,8 @@ def _subclass(model: EquilibriumModel, graph: Graph, generator: torch.Generator)
         [_other_step, _other_method, _patched, _hooked, _other_gate, _harmless, _harmless],
         generator,
     )
-    return change(model, graph, generator)
+    result: Attack = change(model, graph, generator)
+    return result
 
 
 def _derived(model: EquilibriumModel, **methods: Any) -> EquilibriumModel:

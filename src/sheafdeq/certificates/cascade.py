@@ -198,9 +198,10 @@ class _Sizes:
             + self.module.own.bias.abs()
         )
         spread = self.message * self.rows * (1.0 + self.arriving)
-        return (own + features + spread[:, None]).clamp(min=0) + SLACK * (
+        result: Tensor = (own + features + spread[:, None]).clamp(min=0) + SLACK * (
             own + features.abs() + spread[:, None]
         )
+        return result
 
 
 def _coupling(model: SheafCascade, sizes: _Sizes, below: Tensor, above: Tensor) -> float:

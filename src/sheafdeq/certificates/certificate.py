@@ -254,7 +254,7 @@ class Certificate:
 
     def to_json(self) -> dict[str, Any]:
         """Plain numbers and words, ready for ``json.dump(..., allow_nan=False)``."""
-        return _finite(
+        result: dict[str, Any] = _finite(
             {
                 "verdict": str(self.verdict),
                 "level": str(self.level),
@@ -283,6 +283,7 @@ class Certificate:
                 "seconds": round(self.seconds, 2),
             }
         )
+        return result
 
     def report(self) -> str:
         """The certificate in plain language."""

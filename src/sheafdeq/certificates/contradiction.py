@@ -132,7 +132,8 @@ def _distance(metric: Metric, x: Tensor, y: Tensor, columns: slice = slice(None)
     """The metric as a differentiable scalar."""
     difference = x.log() - y.log() if metric.kind in ("thompson", "cascade") else x - y
     if metric.kind == "euclidean":
-        return torch.linalg.vector_norm(difference)
+        result: Tensor = torch.linalg.vector_norm(difference)
+        return result
     if metric.kind == "block":
         difference = torch.linalg.vector_norm(difference + 1e-300, dim=1, keepdim=True)
     weights = metric.weights

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from sheafdeq.certificates.admission import not_finite
 from sheafdeq.certificates.certificate import Certificate, Level, Verdict
@@ -26,7 +27,7 @@ from sheafdeq.errors import InputError
 
 __all__ = ["certify"]
 
-FAILURES = (ArithmeticError, torch.linalg.LinAlgError, InputError)
+FAILURES = (ArithmeticError, LinAlgError, InputError)
 """What the arithmetic of a proof may end in: a division by an interval around zero, an overflow, no
 eigenvalues, an empty box."""
 

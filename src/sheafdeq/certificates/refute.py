@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from scipy.sparse.linalg import LinearOperator, gmres
 from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from sheafdeq.certificates.ball import weighted_residual
 from sheafdeq.certificates.blocks import BlockMatrix
@@ -158,7 +159,7 @@ def newton(
             update = torch.linalg.lstsq(
                 eye - matrix, (image - state).reshape(-1, 1)
             ).solution.view_as(state)
-        except torch.linalg.LinAlgError:
+        except LinAlgError:
             break
         state = state + update
         if not bool(torch.isfinite(state).all()) or (
@@ -233,7 +234,7 @@ def _size_by_solving(matrix: Tensor, defect: Tensor) -> float | None:
             .abs()
             .max()
         )
-    except torch.linalg.LinAlgError:
+    except LinAlgError:
         return float("inf")
     return size if size == size else float("inf")
 
@@ -263,7 +264,7 @@ def prove_fixed_point(enclosure: SheafEnclosure, state: Tensor) -> tuple[float, 
     except (
         ArithmeticError,
         InputError,
-        torch.linalg.LinAlgError,
+        LinAlgError,
     ):  # a box that cannot be represented proves nothing
         return None
 
@@ -304,7 +305,7 @@ def _krawczyk(enclosure: SheafEnclosure, centre: Tensor, factor: float) -> float
         inverse = torch.linalg.inv(
             eye - at_centre.slopes.scale(at_centre.gain.midpoint, ones).to_dense()
         )
-    except torch.linalg.LinAlgError:
+    except LinAlgError:
         return None
     defect = at_centre.image_at_centre.log().midpoint - centre
     spread = at_centre.image_at_centre.log().radius + 4 * EPSILON * (centre.abs() + 1)

@@ -146,7 +146,8 @@ def verdict_text(payload: dict[str, Any]) -> str:
     if payload.get("schema") == EARLIER and verdict == "refuted" and not witness["proved"]:
         return "two candidates (scheme 1 said refuted)"
     if witness is not None:
-        return verdict
+        result: str = verdict
+        return result
     radius = "" if certificate["radius"] is None else f", radius {certificate['radius']:.2g}"
     return f"{verdict} ({certificate['level']}{radius})"
 

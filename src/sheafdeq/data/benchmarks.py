@@ -261,4 +261,5 @@ def _features(arrays: Arrays) -> np.ndarray:
             f"the cached features are not a matrix ({error}): delete the folder "
             "'parsed' of the data root"
         ) from error
-    return matrix.toarray()
+    result: np.ndarray = matrix.toarray()
+    return result

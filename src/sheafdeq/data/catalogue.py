@@ -171,7 +171,8 @@ def recorded_digests() -> dict[str, str]:
     graphs come from it.
     """
     text = resources.files("sheafdeq.data").joinpath("digests.json").read_text(encoding="utf-8")
-    return json.loads(text)
+    result: dict[str, str] = json.loads(text)
+    return result
 
 
 def entries() -> list[Entry]:

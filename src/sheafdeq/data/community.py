@@ -265,7 +265,8 @@ class _ReleasedStream:
         visited = visited.T.reshape(-1)[: len(words)]
         taken = ((accepts >> visited) & 1).astype(bool)
         values = (words & masks[visited])[taken].astype(np.int64)
-        return values[: len(values) // states * states].reshape(-1, states)
+        result: np.ndarray = values[: len(values) // states * states].reshape(-1, states)
+        return result
 
     def _keys(self, values: np.ndarray) -> np.ndarray:
         """Key low * n + high of the pair that each attempt proposes."""
@@ -278,9 +279,10 @@ class _ReleasedStream:
             shuffled[attempts, chosen] = held
         first = shuffled[:, 0] * self.size + values[:, -2]
         second = shuffled[:, 1] * self.size + values[:, -1]
-        return np.minimum(first, second) * (self.size * self.communities) + np.maximum(
-            first, second
-        )
+        result: np.ndarray = np.minimum(first, second) * (
+            self.size * self.communities
+        ) + np.maximum(first, second)
+        return result
 
 
 def _rewire_keep_endpoint(
@@ -327,4 +329,5 @@ def _contains(ordered: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """(m,) bool: the key is in the sorted array ``ordered``."""
     if len(ordered) == 0:
         return np.zeros(len(keys), dtype=bool)
-    return ordered[np.searchsorted(ordered, keys).clip(max=len(ordered) - 1)] == keys
+    result: np.ndarray = ordered[np.searchsorted(ordered, keys).clip(max=len(ordered) - 1)] == keys
+    return result

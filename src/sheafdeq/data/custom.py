@@ -289,12 +289,14 @@ def _checked_target(y: Any, graph: Graph, origin: str) -> Tensor:
             raise InputError(
                 f"{origin} is NaN or infinite (in float32) in row {int(wrong.nonzero()[0])}"
             )
-        return y
+        targets: Tensor = y
+        return targets
     if y.dim() == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.dim() != 1:
         raise InputError(f"{origin} must hold one class for each row, got shape {tuple(y.shape)}")
-    return y.to(torch.int64)
+    classes: Tensor = y.to(torch.int64)
+    return classes
 
 
 def _masks(data: Any, n: int, split: int, seed: int | None) -> list[Tensor]:

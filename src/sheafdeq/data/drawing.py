@@ -258,7 +258,8 @@ def _stress_layout(
         drawn = np.maximum(np.sqrt((difference**2).sum(axis=-1)), 1e-9)
         ratio = weight * wanted / drawn
         place = inverse @ ((np.diag(ratio.sum(axis=1)) - ratio) @ place)
-    return place
+    result: np.ndarray = place
+    return result
 
 
 def _edges_within(graph: Graph, members: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

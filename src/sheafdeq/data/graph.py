@@ -255,7 +255,8 @@ def _checked_features(x: Any, name: str) -> Tensor:
         raise InputError(
             f"{name} holds NaN or infinity (first in row {row}): clean the features first"
         )
-    return x
+    result: Tensor = x
+    return result
 
 
 def _checked_edge_index(edge_index: Any, n: int, device: torch.device) -> Tensor:
@@ -286,7 +287,8 @@ def _checked_edge_index(edge_index: Any, n: int, device: torch.device) -> Tensor
             raise InputError(
                 f"edge_index holds node {high}, but x has only {n} rows (nodes 0 to {n - 1})"
             )
-    return edge_index
+    result: Tensor = edge_index
+    return result
 
 
 def _checked_edge_attr(edge_attr: Any, e: int, x: Tensor) -> Tensor:
@@ -314,7 +316,8 @@ def _checked_edge_attr(edge_attr: Any, e: int, x: Tensor) -> Tensor:
         raise InputError(
             f"edge_attr holds NaN or infinity (first in row {row}): clean the edge features first"
         )
-    return edge_attr.to(x.dtype)
+    result: Tensor = edge_attr.to(x.dtype)
+    return result
 
 
 def _checked_batch(

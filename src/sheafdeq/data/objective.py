@@ -272,7 +272,8 @@ def roc_auc(decision: Tensor, target: Tensor) -> float:
     last_rank = counts.cumsum(0).double()
     mean_rank = last_rank - (counts.double() - 1) / 2
     rank_sum = mean_rank[inverse][positive].sum().item()
-    return (rank_sum - positives * (positives + 1) / 2) / (positives * negatives)
+    result: float = (rank_sum - positives * (positives + 1) / 2) / (positives * negatives)
+    return result
 
 
 def _check_outputs(outputs: Tensor, n: int, width: int) -> None:

@@ -79,7 +79,8 @@ class _Type:
 
     @property
     def value(self) -> np.dtype[Any]:
-        return np.dtype(self.code).newbyteorder(self.order)  # type: ignore[arg-type]
+        result: np.dtype[Any] = np.dtype(self.code).newbyteorder(self.order)  # type: ignore[arg-type]
+        return result
 
 
 @dataclass

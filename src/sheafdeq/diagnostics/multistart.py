@@ -149,7 +149,8 @@ def random_start(like: Tensor, scale: float, seed: int, order: float = 2.0) -> T
     draw = torch.Generator().manual_seed(seed)
     positive = torch.randn(like.shape, generator=draw, dtype=torch.float64).exp()
     rows = positive / torch.linalg.vector_norm(positive, ord=order, dim=1, keepdim=True)
-    return (scale * rows).to(like)
+    result: Tensor = (scale * rows).to(like)
+    return result
 
 
 def multistart(

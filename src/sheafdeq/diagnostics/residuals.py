@@ -277,7 +277,8 @@ def observed_rate(distances: Sequence[float], eps: float) -> float | None:
     first, last = usable // 2, usable - 1
     if last == first:
         return None
-    return (distances[last] / distances[first]) ** (1 / (last - first))
+    result: float | None = (distances[last] / distances[first]) ** (1 / (last - first))
+    return result
 
 
 def _largest(values: Tensor) -> float:

@@ -78,7 +78,8 @@ def checked_assignment(assignment: Any, n: int) -> Tensor:
         raise InputError(
             f"part {empty} of {count} is empty: number the parts 0, 1, ... without gaps"
         )
-    return assignment
+    result: Tensor = assignment
+    return result
 
 
 def edge_cut(graph: Graph, assignment: Tensor) -> int:

@@ -138,7 +138,7 @@ class Partitioned:
             solution.adjoint = AdjointReport()
         names = [name for name, p in self.model.named_parameters() if p.requires_grad]
         job = _Job(self, team, rows, names, solution, seed)
-        return Output(_Attach.apply(job, outputs, *parameters), solution)
+        return Output(_Attach.apply(job, outputs, *parameters), solution)  # type: ignore[no-untyped-call]
 
     def _seed(self) -> int | None:
         """In training mode models may draw; every part then draws from a seed of this process's

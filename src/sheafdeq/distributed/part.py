@@ -171,7 +171,8 @@ def _halo(graph: Graph, assignment: Tensor, number: int, nodes: Tensor) -> Tenso
     """Nodes of other parts that edges into ``nodes`` read, by owner and number."""
     source = graph.source[graph.edges.edges_into(nodes)]
     outside = source[assignment[source] != number].unique()
-    return outside[torch.argsort(assignment[outside], stable=True)]
+    result: Tensor = outside[torch.argsort(assignment[outside], stable=True)]
+    return result
 
 
 def _part(

@@ -91,7 +91,10 @@ class Board:
     def peek(self, key: tuple[int, int, int]) -> int:
         """The largest stamp in a slot, without reading the rows."""
         offset, size = self.places[key]
-        return max(_HEAD.unpack_from(self.memory, offset + place * size)[4] for place in range(2))
+        result: int = max(
+            _HEAD.unpack_from(self.memory, offset + place * size)[4] for place in range(2)
+        )
+        return result
 
 
 def _layout(

@@ -81,7 +81,8 @@ class Tape:
         with torch.enable_grad():
             outputs = self.model.readout(torch.cat([own, rows]), self.context)[: self.part.own]  # type: ignore[operator]
         self.outputs = Piece(own, rows, outputs)
-        return outputs.detach()
+        result: Tensor = outputs.detach()
+        return result
 
     @staticmethod
     def back(piece: Piece, cotangent: Tensor) -> tuple[Tensor, Tensor]:

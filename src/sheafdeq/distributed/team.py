@@ -196,7 +196,8 @@ class Team:
     @property
     def dtype(self) -> torch.dtype:
         """Of the states."""
-        return getattr(torch, self.prepared[0]["dtype"])
+        result: torch.dtype = getattr(torch, self.prepared[0]["dtype"])
+        return result
 
     def assemble(self, pieces: dict[int, Message], what: Sequence[str]) -> dict[str, Tensor]:
         """``outputs`` and ``state`` of all nodes, in the order of the whole graph."""

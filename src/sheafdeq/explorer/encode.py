@@ -38,7 +38,10 @@ def linear_levels(
 ) -> NDArray[numpy.uint8]:
     """0 ... levels - 1 evenly between low and high; what lies outside is drawn at the ends."""
     share = (values - low) / (high - low) if high > low else numpy.zeros_like(values, dtype=float)
-    return numpy.clip(numpy.rint(share * (levels - 1)), 0, levels - 1).astype(numpy.uint8)
+    result: NDArray[numpy.uint8] = numpy.clip(
+        numpy.rint(share * (levels - 1)), 0, levels - 1
+    ).astype(numpy.uint8)
+    return result
 
 
 def packed(values: NDArray[Any]) -> str:

@@ -135,7 +135,8 @@ def _spectral(adjacency: coo_matrix, n: int, draw: numpy.random.Generator) -> Po
             maxiter=60,
             tol=1e-3,
         )
-    return modes / (numpy.abs(modes).max(0) + 1e-12) + 0.02 * noise
+    result: Points = modes / (numpy.abs(modes).max(0) + 1e-12) + 0.02 * noise
+    return result
 
 
 def _packed(boxes: list[tuple[Indices, Points]], n: int) -> Points:
@@ -166,4 +167,5 @@ def _fitted(points: Points) -> Points:
     size = float((high - low).max())
     if size == 0:
         return numpy.full_like(points, 0.5)
-    return (points - low) / size
+    result: Points = (points - low) / size
+    return result

@@ -18,6 +18,7 @@ import copy
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from sheafdeq.identity.normal_form import canonical, free_names, native_normal_form, normalise
 from sheafdeq.identity.sources import (
@@ -167,7 +168,7 @@ class Definitions:
     def _read(self, module: Module, index: int) -> tuple[str, list[tuple[str, _Key]]]:
         """Normal form and edges of one statement."""
         statement = copy.deepcopy(module.statements[index])
-        local: dict[str, list] = {}
+        local: dict[str, list[Any]] = {}
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             for bound, target in module.imports(statement):
                 local.setdefault(bound, []).append(target)
@@ -246,7 +247,7 @@ class _ThroughModules:
     """
 
     def __init__(
-        self, sources: Sources, module: Module, local: dict[str, list], statement: ast.stmt
+        self, sources: Sources, module: Module, local: dict[str, list[Any]], statement: ast.stmt
     ) -> None:
         self.sources, self.module, self.local = sources, module, local
         self.edges: list[tuple[str, _Key]] = []

@@ -94,9 +94,10 @@ class CellularSheaf:
         """(n*d, k) orthonormal basis of H^0 = ker L: assignments that agree in every edge stalk
         (hard consensus)."""
         values, vectors = torch.linalg.eigh(self.laplacian)
-        return vectors[
+        result: Tensor = vectors[
             :, values <= tolerance * max(1.0, float(values.max()) if len(values) else 1.0)
         ]
+        return result
 
     def harmonic_projection(self, values: Tensor, tolerance: float = 1e-9) -> Tensor:
         """(n*d, q) orthogonal projection onto ker Delta: where normalised sheaf diffusion ends."""
@@ -106,13 +107,15 @@ class CellularSheaf:
             eigenvalues
             <= tolerance * max(1.0, float(eigenvalues.max()) if len(eigenvalues) else 1.0),
         ]
-        return kernel @ (kernel.T @ values)
+        result: Tensor = kernel @ (kernel.T @ values)
+        return result
 
     def diffuse(self, values: Tensor, *, time: float) -> Tensor:
         """(n*d, q) exp(-time * Delta) values: continuous sheaf diffusion."""
         if time < 0:
             raise InputError(f"diffusion runs forward: time must be at least 0, got {time!r}")
-        return torch.linalg.matrix_exp(-time * self.normalised_laplacian) @ values
+        result: Tensor = torch.linalg.matrix_exp(-time * self.normalised_laplacian) @ values
+        return result
 
     def diffuse_steps(
         self, values: Tensor, *, step_size: float, solver: Picard | None = None
@@ -165,7 +168,8 @@ class CellularSheaf:
             torch.eye(n * d, dtype=delta.dtype, device=delta.device)
             + (1 - teleport) / teleport * delta
         )
-        return torch.linalg.solve(system, signal.reshape(n * d, q)).view(n, d, q)
+        result: Tensor = torch.linalg.solve(system, signal.reshape(n * d, q)).view(n, d, q)
+        return result
 
 
 def _checked_teleport(teleport: float) -> None:

@@ -258,7 +258,8 @@ class HessianProduct:
             field.to_source(back),
             to_own,
         )
-        return product + to_state + field.beta * vector
+        result: Tensor = product + to_state + field.beta * vector
+        return result
 
 
 def _bag(index: Tensor, table: Tensor, offsets: Tensor) -> Tensor:

@@ -38,7 +38,8 @@ def normalise_rows(state: Tensor, d: int, q: int, order: float) -> Tensor:
     """
     rows = state.view(-1, d, q)
     norm = torch.linalg.vector_norm(rows, ord=order, dim=-1, keepdim=True)
-    return (rows / norm.clamp(min=NORM_FLOOR)).view_as(state)
+    result: Tensor = (rows / norm.clamp(min=NORM_FLOOR)).view_as(state)
+    return result
 
 
 def frobenius_normalise(maps: Tensor) -> Tensor:

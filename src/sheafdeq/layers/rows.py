@@ -31,7 +31,8 @@ def bounded_rows(rows: Tensor) -> Tensor:
 def unit_rows(rows: Tensor) -> Tensor:
     """Rows (n, c) at unit Euclidean norm."""
     rows = scaled_rows(rows)
-    return rows / torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    result: Tensor = rows / torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    return result
 
 
 def _exponent(rows: Tensor) -> Tensor:

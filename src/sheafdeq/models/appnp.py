@@ -147,7 +147,8 @@ class APPNP(GatheringModel):
             torch.eye(n, dtype=adjacency.dtype, device=adjacency.device)
             - (1 - self.alpha) * adjacency
         )
-        return torch.linalg.solve(system, self.alpha * context.drive)
+        result: Tensor = torch.linalg.solve(system, self.alpha * context.drive)
+        return result
 
     def _uses_edge_features(self) -> bool:
         return False

@@ -84,7 +84,10 @@ class DNSDLayer(nn.Module):
         change = change.tanh() if self.odd else change.relu()
         if self.gate is not None:
             change = self.gate(torch.cat([stalks, received], dim=2)).sigmoid() * change
-        return self.norm(((1 + self.epsilon).view(1, d, 1) * stalks - change).view(n, d * q))
+        result: Tensor = self.norm(
+            ((1 + self.epsilon).view(1, d, 1) * stalks - change).view(n, d * q)
+        )
+        return result
 
     def _aggregate(self, x: Tensor, graph: Graph, edges: Edges) -> Tensor:
         n, d, q = len(x), self.stalk_dim, self.channels
@@ -181,7 +184,8 @@ class DNSD(ExplicitModel):
         state = self.encoder(graph.x)
         for layer in self.layers:
             state = layer(state, graph, edges)
-        return self.readout(state)
+        result: Tensor = self.readout(state)
+        return result
 
     def _uses_edge_features(self) -> bool:
         return False

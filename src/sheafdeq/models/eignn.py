@@ -155,7 +155,10 @@ class EIGNN(GatheringModel):
 
     def readout(self, state: Tensor, context: EignnContext) -> Tensor:
         """A linear map, of unit rows when ``normalise`` is set."""
-        return self.linear_readout(functional.normalize(state, dim=1) if self.normalise else state)
+        result: Tensor = self.linear_readout(
+            functional.normalize(state, dim=1) if self.normalise else state
+        )
+        return result
 
     def solve(self, context: EignnContext, graph: Graph, **options: Any) -> Solution:
         """The closed form; with any solver option, the iteration."""
@@ -232,4 +235,5 @@ def _solve_spectral(spectrum: AdjacencySpectrum, mixing: Any, drive: Tensor) -> 
         coefficients = group.vectors.transpose(1, 2) @ block
         coefficients = coefficients / (1 - group.values.unsqueeze(2) * values)
         result[group.nodes] = group.vectors @ coefficients
-    return result @ vectors.T
+    value: Tensor = result @ vectors.T
+    return value

@@ -153,11 +153,12 @@ class GraphAttnDEQ(GatheringModel):
 
     def update(self, own: Tensor, table: Tensor, edges: Edges, context: AttentionContext) -> Tensor:
         """tanh(Attn(H) W) + B + beta."""
-        return (
+        result: Tensor = (
             self.mixing(self.attention(own, table, edges, context)).tanh()
             + self.shift
             + context.drive
         )
+        return result
 
     def _normalised(self, state: Tensor) -> Tensor:
         return normalise_rows(state, 1, self.width, self.norm_order) if self.pre_norm else state

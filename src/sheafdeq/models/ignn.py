@@ -130,7 +130,8 @@ class IGNN(GatheringModel):
 
     def readout(self, state: Tensor, context: IgnnContext) -> Tensor:
         """Rows scaled to unit Euclidean norm (a zero row stays zero), then a linear map."""
-        return self.linear_readout(functional.normalize(state, dim=1))
+        result: Tensor = self.linear_readout(functional.normalize(state, dim=1))
+        return result
 
     @torch.no_grad()
     def project(self) -> None:

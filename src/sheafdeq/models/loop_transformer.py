@@ -156,7 +156,8 @@ class LoopTransformer(GatheringModel):
         hidden = functional.gelu(self.expand(state))
         if context.mask is not None:
             hidden = hidden * context.mask
-        return self.norm_forward(state + self.contract(hidden))
+        result: Tensor = self.norm_forward(state + self.contract(hidden))
+        return result
 
     def _uses_edge_features(self) -> bool:
         return self.edge_dim is not None

@@ -61,7 +61,8 @@ class MLP(ExplicitModel):
         hidden = graph.x
         for layer in self.layers[:-1]:
             hidden = functional.dropout(layer(hidden).relu(), self.dropout, self.training)
-        return self.layers[-1](hidden)
+        result: Tensor = self.layers[-1](hidden)
+        return result
 
     def _uses_edge_features(self) -> bool:
         return False

@@ -194,7 +194,8 @@ class NeuralSheafDiffusion(ExplicitModel):
         for k, layer in enumerate(self.layers):
             seen = functional.dropout(state, self.dropout, self.training) if k else state
             state = layer(state, seen, graph, edges)
-        return self.readout(state)
+        result: Tensor = self.readout(state)
+        return result
 
     def _uses_edge_features(self) -> bool:
         return False
@@ -238,7 +239,8 @@ class _InverseSquareRoot(torch.autograd.Function):
         values, vectors = torch.linalg.eigh(matrix)
         root = values.sqrt()
         ctx.save_for_backward(root, vectors)
-        return vectors / root.unsqueeze(-2) @ vectors.transpose(-1, -2)
+        result: Tensor = vectors / root.unsqueeze(-2) @ vectors.transpose(-1, -2)
+        return result
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -246,9 +248,11 @@ class _InverseSquareRoot(torch.autograd.Function):
         root, vectors = ctx.saved_tensors
         a, b = root.unsqueeze(-1), root.unsqueeze(-2)
         inner = vectors.transpose(-1, -2) @ grad @ vectors
-        return vectors @ (-inner / (a * b * (a + b))) @ vectors.transpose(-1, -2)
+        result: Tensor = vectors @ (-inner / (a * b * (a + b))) @ vectors.transpose(-1, -2)
+        return result
 
 
 def inverse_square_root(matrix: Tensor) -> Tensor:
     """(..., d, d) symmetric positive definite -> its inverse square root."""
-    return _InverseSquareRoot.apply(matrix)
+    result: Tensor = _InverseSquareRoot.apply(matrix)  # type: ignore[no-untyped-call]
+    return result

@@ -285,7 +285,8 @@ class SheafCascade(EquilibriumModel):
 
     def readout(self, state: Tensor, context: CascadeContext) -> Tensor:
         """The last level, normalised, through a linear map."""
-        return self.output(self.readout_norm(state[:, -self.width :]))
+        result: Tensor = self.output(self.readout_norm(state[:, -self.width :]))
+        return result
 
     # ------------------------------------------------------------------ solving
 

@@ -232,7 +232,10 @@ class SheafRelay(EquilibriumModel):
 
     def readout(self, state: Tensor, context: RelayContext) -> Tensor:
         """The sum of what arrived, through a linear map, and the node's own share."""
-        return self.output(state.view(len(state), context.slots, self.width).sum(1)) + context.own
+        result: Tensor = (
+            self.output(state.view(len(state), context.slots, self.width).sum(1)) + context.own
+        )
+        return result
 
     def __repr__(self) -> str:
         return (

@@ -155,7 +155,8 @@ class StrongAttnDEQ(GatheringModel):
         )
         allowed = self.budget * (1.0 - ROUNDING_SLACK) / (2.0 + math.sqrt(2.0))
         scale = (allowed / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1.0)
-        return (query * scale[:, None, None]).reshape(c, c)
+        result: Tensor = (query * scale[:, None, None]).reshape(c, c)
+        return result
 
     # ------------------------------------------------------------------ the contract
 

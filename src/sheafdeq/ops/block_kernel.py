@@ -73,7 +73,7 @@ def native_blocks(
     _check_generator(
         source_hidden, target_hidden, edge_hidden, weight, bias, None, edge_weight, edges
     )
-    return _Blocks.apply(
+    result: tuple[Tensor, Tensor] = _Blocks.apply(  # type: ignore[no-untyped-call]
         source_hidden,
         target_hidden,
         edge_hidden,
@@ -85,6 +85,7 @@ def native_blocks(
         sign,
         softening,
     )
+    return result
 
 
 def native_split_blocks(
@@ -104,7 +105,7 @@ def native_split_blocks(
     _check_generator(
         source_hidden, target_hidden, edge_hidden, weight, bias, sizes, edge_weight, edges
     )
-    return _Blocks.apply(
+    result: tuple[Tensor, Tensor, Tensor, Tensor] = _Blocks.apply(  # type: ignore[no-untyped-call]
         source_hidden,
         target_hidden,
         edge_hidden,
@@ -116,6 +117,7 @@ def native_split_blocks(
         sign,
         0.0,
     )
+    return result
 
 
 def _check_generator(
@@ -149,7 +151,7 @@ def native_product(blocks: Tensor, diagonal: Tensor, values: Tensor, edges: Edge
     )
     wide = native(values.dtype).padded(q)
     table = functional.pad(values, (0, wide - q)) if wide != q else values
-    out = _Product.apply(
+    out = _Product.apply(  # type: ignore[no-untyped-call]
         table.reshape(n, d * wide),
         blocks.reshape(-1, d * d),
         diagonal.reshape(-1, d * d),
@@ -159,7 +161,8 @@ def native_product(blocks: Tensor, diagonal: Tensor, values: Tensor, edges: Edge
         edges,
         (d, wide, 1, 0, 0.0),
     )
-    return out.view(n, d, wide)[..., :q]
+    result: Tensor = out.view(n, d, wide)[..., :q]
+    return result
 
 
 def native_gated_step(
@@ -202,7 +205,7 @@ def native_gated_step(
             f"of its {d} rows, got {twice}"
         )
     options = (d, twice // 2, 2, GATE_CODES[gate], floor)
-    return _Product.apply(
+    result: Tensor = _Product.apply(  # type: ignore[no-untyped-call]
         values.reshape(n, d * twice),
         blocks.reshape(-1, squared),
         diagonal.reshape(-1, squared),
@@ -212,6 +215,7 @@ def native_gated_step(
         edges,
         options,
     )
+    return result
 
 
 def _rows(tensor: Tensor | None, width: int) -> Tensor | None:

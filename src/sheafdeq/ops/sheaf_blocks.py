@@ -173,7 +173,8 @@ def parts_from_hidden(
 
 def weight_dimension(weight: Tensor) -> int:
     """d of a second layer (2 d d, h)."""
-    return round((weight.shape[0] // 2) ** 0.5)
+    result: int = round((weight.shape[0] // 2) ** 0.5)
+    return result
 
 
 def _raw_maps(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

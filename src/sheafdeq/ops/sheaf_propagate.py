@@ -67,7 +67,8 @@ def sheaf_propagate(tables: Tables, second: Layers, edges: Edges, d: int, q: int
     tables, second = plain(tables), plain(second)
     _check_tables(tables, second, edges, d, q)
     if serves(tables.own_values, d):
-        return _Propagate.apply(*tables, *second, edges, d, q)
+        result: Tensor = _Propagate.apply(*tables, *second, edges, d, q)  # type: ignore[no-untyped-call]
+        return result
     return sheaf_propagate_reference(tables, second, edges, d, q)
 
 

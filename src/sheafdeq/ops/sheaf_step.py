@@ -96,7 +96,8 @@ def sheaf_step(
     weights = StepWeights.of(plain(weights.flat))
     if serves(state, options.d):
         if options.norm_order == 2 or not options.pre_norm:
-            return _Step.apply(state, drive, *weights.flat, edge_hidden, options)
+            result: Tensor = _Step.apply(state, drive, *weights.flat, edge_hidden, options)  # type: ignore[no-untyped-call]
+            return result
         return _step(sheaf_propagate, state, drive, weights, edge_hidden, options)
     return sheaf_step_reference(state, drive, weights, edge_hidden, options)
 

@@ -81,7 +81,8 @@ class _Correlate(torch.autograd.Function):
         product = torch.sparse.sampled_addmm(
             _zeros(edges, left.dtype), left.contiguous(), right.contiguous().T
         )
-        return product.values()
+        result: Tensor = product.values()
+        return result
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -115,12 +116,14 @@ class _Correlate(torch.autograd.Function):
 def aggregate(values: Tensor, table: Tensor, edges: Edges) -> Tensor:
     """(entries,), (columns, c) -> (rows, c): sum over each row's entries of value times table
     row."""
-    return _Aggregate.apply(values, table, edges)
+    result: Tensor = _Aggregate.apply(values, table, edges)  # type: ignore[no-untyped-call]
+    return result
 
 
 def correlate(left: Tensor, right: Tensor, edges: Edges) -> Tensor:
     """(rows, c), (columns, c) -> (entries,): the inner product at every entry."""
-    return _Correlate.apply(left, right, edges)
+    result: Tensor = _Correlate.apply(left, right, edges)  # type: ignore[no-untyped-call]
+    return result
 
 
 def row_maximum(values: Tensor, edges: Edges) -> Tensor:

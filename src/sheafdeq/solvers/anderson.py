@@ -123,4 +123,5 @@ class Anderson(FixedPointSolver):
             system, torch.ones(m, 1, dtype=gram.dtype, device=gram.device).expand(len(gram), m, 1)
         )
         weights = solved.squeeze(-1)
-        return weights / weights.sum(1, keepdim=True)
+        result: Tensor = weights / weights.sum(1, keepdim=True)
+        return result

@@ -17,7 +17,7 @@ from sheafdeq.models.sheaf_deq import SheafDEQ
 __all__ = ["MessagePassingStep"]
 
 
-class MessagePassingStep(MessagePassing):
+class MessagePassingStep(MessagePassing):  # type: ignore[misc]
     """T(H) = tanh(P_{F(H)} (I (x) W_1) H W_2) + beta + B on the parameters of a given SheafDEQ."""
 
     def __init__(self, model: SheafDEQ) -> None:

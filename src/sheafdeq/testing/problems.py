@@ -75,9 +75,10 @@ class LinearAverage(EquilibriumModel):
             accumulate=True,
         )
         mean = mean / graph.degree[:, None]
-        return torch.linalg.solve(
+        result: Tensor = torch.linalg.solve(
             torch.eye(n, dtype=mean.dtype) - self.rate * mean, (1 - self.rate) * context.drive
         )
+        return result
 
 
 def two_node_graph(dtype: torch.dtype = torch.float64) -> Graph:

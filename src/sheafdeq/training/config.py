@@ -339,7 +339,8 @@ _KEYS = [
 def read_toml(path: Path) -> dict[str, Any]:
     """Read TOML; :class:`OptionError` names the file and the line."""
     try:
-        return tomllib.loads(read_regular(path, 2**24).decode("utf-8"))
+        result: dict[str, Any] = tomllib.loads(read_regular(path, 2**24).decode("utf-8"))
+        return result
     except FileNotFoundError as error:
         raise OptionError(f"{path}: no such file") from error
     except OSError as error:

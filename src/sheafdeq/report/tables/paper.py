@@ -23,6 +23,7 @@ def paper_numbers(name: str) -> dict[str, Any]:
     """The paper's figures: ``community``, ``distributed``, ``parameters`` or ``staleness``."""
     path = resources.files("sheafdeq.report") / "paper" / f"{name}.json"
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return result
     except FileNotFoundError as error:
         raise InputError(f"the paper has no table {name!r}") from error
