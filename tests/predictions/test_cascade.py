@@ -235,6 +235,7 @@ def test_schedules_with_delays_end_with_the_proved_labels(draw, seed):
 
 @pytest.mark.parametrize("seed", [5, 8])
 def test_no_attack_changes_a_proved_label(draw, seed):
+    """Corollary 40(a)."""
     model, graph = draw(seed, levels=2)
     for radius in (1e-6, 1e-3):
         result = certify_predictions(model, graph, radius=radius)
