@@ -398,3 +398,17 @@ def test_the_audit_tells_rounding_of_large_states_from_a_wrong_rate():
     assert any(
         check_certificate(smaller, model, graph, seed=seed)[1] is not None for seed in range(20)
     )
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        3152,  # a graph without edges: the kernel once left half of the diagonal unwritten
+        9203,  # maps of one entry: a sign float64 cannot tell. True (ratio 1.03e-6), once accused
+    ],
+)
+def test_draws_that_the_audit_once_stumbled_over(draw):
+    report = audit(1, seed=0, first=draw)
+    assert report.draws == 1
+    assert report.violations == []
+    assert any("certified" in verdict for verdict in report.verdicts)

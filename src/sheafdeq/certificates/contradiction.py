@@ -14,6 +14,7 @@ image of a state moved by its last bits) and is no contradiction.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -190,6 +191,8 @@ def check_certificate(
                 continue
             # large images that lie close together: what is left of their difference is rounding
             rounding = 1e-12 + 8 * noise + metric(first, first * (1 + 64 * EPSILON))
+            if after > rate * before + rounding:  # before anything is accused: weights round too
+                rounding += 8 * _weight_noise(model, graph, metric, (x, y), columns)
             worst = max(worst, (after - rounding) / before / max(rate, 1e-300))
             if not after <= rate * before * (1 + ROUNDING) + rounding:
                 return worst, (
@@ -204,25 +207,45 @@ def check_certificate(
 def _noise(
     model: EquilibriumModel, context: Any, metric: Metric, state: Tensor, columns: slice
 ) -> float:
-    """How far the image moves when the last bit of the state does, entry by entry up or down: what
-    rounding alone can do.
+    """How far the image moves when the last bit of the state does: what rounding alone can do."""
+    image = model.step(state, context)[:, columns]
+    return max(
+        metric(image, model.step(_nudged(state, flipped), context)[:, columns])
+        for flipped in (False, True)
+    )
+
+
+def _weight_noise(
+    model: EquilibriumModel,
+    graph: Graph,
+    metric: Metric,
+    states: tuple[Tensor, Tensor],
+    columns: slice,
+) -> float:
+    """The same for the last bit of every weight: digits that cancel between two weights are lost
+    whatever the state is (a map of one entry is a sign, and may flip)."""
+    context = model.prepare(graph)
+    images = [model.step(state, context)[:, columns] for state in states]
+    worst = 0.0
+    for flipped in (False, True):
+        other = copy.deepcopy(model)
+        for parameter in other.parameters():
+            parameter.copy_(_nudged(parameter, flipped))
+        moved = other.prepare(graph)
+        for image, state in zip(images, states, strict=True):
+            worst = max(worst, metric(image, other.step(state, moved)[:, columns]))
+    return worst
+
+
+def _nudged(values: Tensor, flipped: bool) -> Tensor:
+    """Two units in the last place, entry by entry up or down.
 
     All entries in one direction would not show it: a homogeneous map then cancels the same digits
     again.
     """
-    count = torch.arange(state.numel(), dtype=torch.int64)
-    up = (((count * 2654435761) >> 16) % 2 == 0).view_as(state)
-    image = model.step(state, context)[:, columns]
-    return max(
-        metric(
-            image,
-            model.step(
-                torch.where(up ^ flipped, state * (1 + 2 * EPSILON), state * (1 - 2 * EPSILON)),
-                context,
-            )[:, columns],
-        )
-        for flipped in (False, True)
-    )
+    count = torch.arange(values.numel(), dtype=torch.int64)
+    up = (((count * 2654435761) >> 16) % 2 == 0).view_as(values) ^ flipped
+    return torch.where(up, values * (1 + 2 * EPSILON), values * (1 - 2 * EPSILON))
 
 
 def _is_box(domain: Domain) -> bool:
