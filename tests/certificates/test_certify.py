@@ -412,3 +412,10 @@ def test_draws_that_the_audit_once_stumbled_over(draw):
     assert report.draws == 1
     assert report.violations == []
     assert any("certified" in verdict for verdict in report.verdicts)
+
+
+@pytest.mark.parametrize("kind", [SheafCascade, SheafDEQ, StrongSheafDEQ, IGNN])
+def test_a_graph_without_nodes_is_named(kind):
+    graph = Graph.build(torch.zeros(0, 2), torch.zeros(2, 0, dtype=torch.int64))
+    with pytest.raises(InputError, match="no nodes"):
+        certify(kind(2, 3), graph)

@@ -63,6 +63,10 @@ def certify(
     model = copy.deepcopy(model).to("cpu", torch.float64).eval()
     graph = graph.to("cpu", torch.float64)
     model.check(graph)
+    if graph.num_nodes == 0:
+        raise InputError(
+            "the graph has no nodes, so there is no state to certify: give one or more"
+        )
     if equilibrium is not None:
         equilibrium = equilibrium.detach().to("cpu", torch.float64)
         if not bool(torch.isfinite(equilibrium).all()):
