@@ -73,9 +73,10 @@ def test_it_runs_where_there_is_the_package_alone(tmp_path: Path) -> None:
         "print(sheafdeq.__file__)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script],
+        # Without `site`, which would lead an editable installation back to the source tree.
+        [sys.executable, "-S", "-c", script],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])},
         capture_output=True,
         text=True,
         check=False,
