@@ -29,6 +29,7 @@ import json
 import os
 import pkgutil
 import random
+import re
 import shutil
 import signal
 import sys
@@ -69,6 +70,7 @@ options = [{}]
 TIMED = frozenset({"timing", "seconds", "machine", "finished", "generated"})
 OPERATIONS = ("replace", "rename", "fsync", "link", "unlink", "mkdir", "rmdir")
 KILLED = -signal.SIGKILL
+OUT = re.compile("OUT(/|$)")
 MARKER = ".sheafdeq-report"  # how a report knows its own folder
 
 
@@ -160,6 +162,8 @@ def commands(runs: Path, grid: Path) -> dict[str, list[str]]:
             "OUT",
         ],
         "report": ["report", "--results", str(runs), "--out", "OUT"],
+        "explore": ["explore", run, "--iterations", "4", "--out", "OUT/page.html"],
+        "infer": ["infer", run, "--parts", "2", "--mode", "sync", "--output", "OUT/labels.csv"],
     }
 
 
@@ -360,7 +364,7 @@ def examine(
             prepare()
             before()
 
-        return child([str(out) if word == "OUT" else word for word in words], both)
+        return child([str(out / word[4:]) if OUT.match(word) else word for word in words], both)
 
     def fresh() -> Path:
         return Path(tempfile.mkdtemp(dir=folder)) / "out"
