@@ -78,6 +78,7 @@ def eventually(page, holds, seconds=30):
     while not holds():
         assert time.monotonic() < end, "never true"
         page.wait_for_timeout(30)
+    return True
 
 
 def expect(locator):

@@ -26,7 +26,7 @@ def when(page):
 def test_play_pause_and_slider(watched, explorer):
     page = ready(watched.open(explorer))
     expect(page.locator("h1")).to_have_text("a ring & <b>chords</b>")
-    eventually(page, lambda: when(page) == 0)
+    assert eventually(page, lambda: when(page) == 0)
     before = picture(page)
     page.select_option("#speed", "5")  # slow enough not to end before it is stopped
     page.locator("#play").click()
@@ -36,13 +36,13 @@ def test_play_pause_and_slider(watched, explorer):
     stopped = when(page)
     page.wait_for_timeout(300)
     assert when(page) == stopped
-    eventually(page, lambda: picture(page) != before)
+    assert eventually(page, lambda: picture(page) != before)
     page.locator("#time").fill("7")
     expect(page.locator("#when")).to_have_text("iteration 7 of 30")
     page.locator("#next").click()
-    eventually(page, lambda: when(page) == 8)
+    assert eventually(page, lambda: when(page) == 8)
     page.locator("#previous").click()
-    eventually(page, lambda: when(page) == 7)
+    assert eventually(page, lambda: when(page) == 7)
     expect(page.locator("#left-facts")).to_contain_text("accuracy (%)")
 
 
@@ -51,9 +51,9 @@ def test_playing_ends_at_the_last_iteration_and_begins_again(watched, explorer):
     page.locator("#time").fill("28")
     page.locator("#play").click()
     until(page, "document.getElementById('play').textContent === 'Play'")
-    eventually(page, lambda: when(page) == 30)
+    assert eventually(page, lambda: when(page) == 30)
     page.locator("#play").click()
-    until(page, "Number(document.getElementById('time').value) < 20")
+    assert eventually(page, lambda: when(page) < 20)
     page.locator("#play").click()
 
 
@@ -63,9 +63,9 @@ def test_the_keyboard_plays(watched, explorer):
     page.locator("#left-canvas").focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
-    eventually(page, lambda: when(page) == 2)
+    assert eventually(page, lambda: when(page) == 2)
     page.keyboard.press("ArrowLeft")
-    eventually(page, lambda: when(page) == 1)
+    assert eventually(page, lambda: when(page) == 1)
     page.keyboard.press(" ")
     expect(page.locator("#play")).to_have_text("Pause")
     page.keyboard.press(" ")
@@ -83,10 +83,10 @@ def test_colours_layouts_and_edges(watched, explorer):
     before = picture(page)
     page.select_option("#layout", "1")
     page.wait_for_timeout(100)
-    eventually(page, lambda: picture(page) != before)
+    assert eventually(page, lambda: picture(page) != before)
     before = picture(page)
     page.locator("#edges").uncheck()
-    eventually(page, lambda: picture(page) != before)
+    assert eventually(page, lambda: picture(page) != before)
 
 
 def test_models_starts_and_late_messages_side_by_side(watched, explorer):
@@ -104,10 +104,10 @@ def test_models_starts_and_late_messages_side_by_side(watched, explorer):
     expect(page.locator("#right-facts")).to_contain_text("late messages")
     with_messages = picture(page, "right")
     page.locator("#late").uncheck()
-    eventually(page, lambda: picture(page, "right") != with_messages)
+    assert eventually(page, lambda: picture(page, "right") != with_messages)
     page.select_option("#right", "-1")
     until(page, "document.getElementById('panels').classList.contains('single')")
-    eventually(page, lambda: page.locator("#right-canvas").is_hidden())
+    assert eventually(page, lambda: page.locator("#right-canvas").is_hidden())
 
 
 def test_a_click_on_a_node_shows_state_neighbours_and_maps(watched, explorer):
@@ -127,24 +127,26 @@ def test_a_click_on_a_node_shows_state_neighbours_and_maps(watched, explorer):
     assert (
         detail.locator("canvas.heat").first.get_attribute("aria-label").startswith("state of node")
     )
-    eventually(page, lambda: "iteration 4" in detail.inner_text().lower())
-    eventually(page, lambda: detail.locator("table").first.locator("tbody tr").count() == 6)
+    assert eventually(page, lambda: "iteration 4" in detail.inner_text().lower())
+    assert eventually(page, lambda: detail.locator("table").first.locator("tbody tr").count() == 6)
     # source and target map of six edges
-    eventually(
+    assert eventually(
         page, lambda: detail.locator("table").first.locator(".matrices canvas").count() == 12
     )
     before = detail.inner_html()
     page.locator("#time").fill("12")
-    eventually(page, lambda: detail.inner_html() != before)
+    assert eventually(page, lambda: detail.inner_html() != before)
     detail.locator("table button").first.click()
-    eventually(page, lambda: page.locator("#node-title").inner_text() != title)
+    assert eventually(page, lambda: page.locator("#node-title").inner_text() != title)
 
 
 def test_a_node_by_its_number(watched, explorer):
     page = ready(watched.open(explorer))
     page.locator("#node").fill("5")
     page.locator("#node").press("Enter")
-    eventually(page, lambda: page.locator("#node-title").inner_text().startswith("Node 5, class 2"))
+    assert eventually(
+        page, lambda: page.locator("#node-title").inner_text().startswith("Node 5, class 2")
+    )
     page.evaluate(
         "document.getElementById('node').value = '99'; "
         "document.getElementById('pick').requestSubmit = null"
@@ -160,14 +162,14 @@ def test_wheel_and_drag_move_the_graph(watched, explorer):
     box = page.locator("#left-canvas").bounding_box()
     page.mouse.move(box["x"] + 100, box["y"] + 100)
     page.mouse.wheel(0, -300)
-    eventually(page, lambda: picture(page) != before)
+    assert eventually(page, lambda: picture(page) != before)
     zoomed = picture(page)
     page.mouse.down()
     page.mouse.move(box["x"] + 180, box["y"] + 150, steps=4)
     page.mouse.up()
-    eventually(page, lambda: picture(page) != zoomed)
+    assert eventually(page, lambda: picture(page) != zoomed)
     page.locator("#home").click()
-    eventually(page, lambda: picture(page) == before)
+    assert eventually(page, lambda: picture(page) == before)
 
 
 @pytest.mark.slow

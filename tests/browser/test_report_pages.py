@@ -29,9 +29,11 @@ def test_sorting_runs_by_their_score(watched, report):
     falling = column(page, "#run-table", 6)
     assert len(falling) > 20
     assert falling == sorted(falling, reverse=True)
-    eventually(page, lambda: page.locator("#run-table th[aria-sort=descending]").count() == 1)
+    assert eventually(
+        page, lambda: page.locator("#run-table th[aria-sort=descending]").count() == 1
+    )
     button.press("Enter")  # the keyboard does what the mouse does
-    eventually(page, lambda: column(page, "#run-table", 6) == sorted(falling))
+    assert eventually(page, lambda: column(page, "#run-table", 6) == sorted(falling))
 
 
 def test_sorting_a_paper_table_keeps_the_paper_beside_ours(watched, report):
@@ -57,24 +59,24 @@ def test_filters_by_model_level_protocol_and_words(watched, report):
     page.select_option("#filter-model", "SheafDEQ")
     page.select_option("#filter-level", "10")
     rows = page.locator("#run-table tbody tr:visible")
-    eventually(page, lambda: 0 < rows.count() < total)
+    assert eventually(page, lambda: 0 < rows.count() < total)
     for row in rows.all():
         assert row.get_attribute("data-model") == "SheafDEQ"
         assert row.get_attribute("data-level") == "10"
-    eventually(
+    assert eventually(
         page,
         lambda: page.locator('table[data-table="community"] th[data-level="7"]').first.is_hidden(),
     )
     page.select_option("#filter-protocol", "other")
-    eventually(
+    assert eventually(
         page,
         lambda: all(row.get_attribute("data-protocol") == "other" for row in rows.all()),
     )
     page.locator("#filters button").click()
     expect(count).to_have_text(f"{total} runs")
     page.check("#filter-ours")
-    eventually(page, lambda: page.locator("tbody.empty:visible").count() == 0)
-    eventually(page, lambda: page.locator("table.grouped tbody:visible").count() > 0)
+    assert eventually(page, lambda: page.locator("tbody.empty:visible").count() == 0)
+    assert eventually(page, lambda: page.locator("table.grouped tbody:visible").count() > 0)
     page.fill("#filter-text", RUN)
     expect(count).to_have_text(f"1 of {total} runs")
 
@@ -104,7 +106,7 @@ def test_a_run_page_draws_its_curves(watched, report):
         .first
     )
     toggle.click()
-    eventually(page, lambda: toggle.get_attribute("aria-pressed") == "false")
+    assert eventually(page, lambda: toggle.get_attribute("aria-pressed") == "false")
 
 
 def test_compare_overlays_chosen_runs(watched, report):
@@ -125,7 +127,7 @@ def test_compare_overlays_chosen_runs(watched, report):
     page.fill("#add", "no such run")
     page.locator("#picker button[type=submit]").click()
     expect(page.locator("#said")).to_have_text("no run fits")
-    eventually(page, lambda: page.locator("#trust-charts svg a").count() >= 5)
+    assert eventually(page, lambda: page.locator("#trust-charts svg a").count() >= 5)
 
 
 def test_hostile_records_are_shown_as_text(watched, hostile_report):
@@ -163,21 +165,21 @@ def test_theme_and_print(watched, report):
     background = "getComputedStyle(document.body).backgroundColor"
     light = page.evaluate(background)
     page.locator("#theme").click()
-    eventually(page, lambda: page.evaluate(background) != light)
+    assert eventually(page, lambda: page.evaluate(background) != light)
     page.reload()
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
     page.emulate_media(media="print")
-    eventually(page, lambda: page.locator("#filters").is_hidden())
+    assert eventually(page, lambda: page.locator("#filters").is_hidden())
     assert page.locator("#table-community").is_visible()
-    eventually(page, lambda: page.evaluate(background) == "rgb(255, 255, 255)")
+    assert eventually(page, lambda: page.evaluate(background) == "rgb(255, 255, 255)")
 
 
 def test_pages_are_complete_without_scripts(browser, report):
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto((report / "index.html").as_uri())
-    eventually(page, lambda: page.locator("#run-table tbody tr").count() > 20)
-    eventually(page, lambda: page.locator("#filters").is_hidden())
+    assert eventually(page, lambda: page.locator("#run-table tbody tr").count() > 20)
+    assert eventually(page, lambda: page.locator("#filters").is_hidden())
     context.close()
 
 
