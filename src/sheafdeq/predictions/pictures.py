@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,6 +72,16 @@ def draw_graph(result: Predictions, split: Split, path: Path, title: str) -> Non
         plt.close(figure)
 
 
+def _with_gaps(radii: list[float], values: list[float]) -> tuple[list[float], list[float]]:
+    """The points of a curve, broken where more than a decade between two radii was not tried."""
+    points: list[tuple[float, float]] = []
+    for radius, value in zip(radii, values, strict=True):
+        if points and radius > 10.5 * points[-1][0]:
+            points.append((radius, math.nan))
+        points.append((radius, value))
+    return [radius for radius, _ in points], [value for _, value in points]
+
+
 def draw_curve(payload: Mapping[str, Any], path: Path) -> None:
     """Share proved (and right) against the radius; accuracy under attack beside it."""
     import matplotlib.pyplot as plt
@@ -82,13 +93,18 @@ def draw_curve(payload: Mapping[str, Any], path: Path) -> None:
     with style():
         figure, axis = plt.subplots(figsize=(6.0, 3.6))
         axis.plot(
-            radii, [100 * row["share"] for row in rows], "o-", label="proved", color="#0072B2"
+            *_with_gaps(radii, [100 * row["share"] for row in rows]),
+            "o-",
+            label="proved",
+            color="#0072B2",
         )
         right = [100 * row["proved_right"] / max(1, row["nodes"]) for row in rows]
-        axis.plot(radii, right, "s--", label="proved and right", color="#009E73")
+        axis.plot(*_with_gaps(radii, right), "s--", label="proved and right", color="#009E73")
         hit = [(row["radius"], 100 * row["attack"]["accuracy"]) for row in rows if "attack" in row]
         if hit:
-            axis.plot(*zip(*hit, strict=True), "X:", label="right under attack", color="#D55E00")
+            tried, kept = (list(column) for column in zip(*hit, strict=True))
+            attacked = _with_gaps(tried, kept)
+            axis.plot(*attacked, "X:", label="right under attack", color="#D55E00")
         axis.set_xscale("log")
         axis.set_ylim(-2, 102)
         axis.set_xlabel("radius of the feature noise (maximum norm)")
