@@ -21,6 +21,7 @@ from sheafdeq.printable import printable
 __all__ = [
     "Parser",
     "add_assignments",
+    "add_own_graph_options",
     "names_of",
     "output_folder",
     "parse_assignments",
@@ -191,3 +192,24 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
         except ValueError:
             values[key] = text
     return values
+
+
+def add_own_graph_options(parser: argparse.ArgumentParser) -> None:
+    """A labelled graph from the user's files instead of a named task."""
+    parser.add_argument(
+        "--npz",
+        metavar="FILE",
+        help="your own graph: x, edge_index, y and masks in one npz archive",
+    )
+    parser.add_argument(
+        "--nodes", metavar="FILE", help="your own graph: node table (CSV), together with --edges"
+    )
+    parser.add_argument(
+        "--edges", metavar="FILE", help="your own graph: edge table (CSV), together with --nodes"
+    )
+    parser.add_argument(
+        "--undirected", action="store_true", help="store every edge of the edge table both ways"
+    )
+    parser.add_argument(
+        "--seed", type=seed_number, help="draw 60/20/20 masks with this seed if your graph has none"
+    )

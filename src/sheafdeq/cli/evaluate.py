@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sheafdeq.cli.arguments import whole_number
+from sheafdeq.cli.arguments import add_own_graph_options, whole_number
 from sheafdeq.errors import RecordError, SheafDEQError, UsageError
 
 if TYPE_CHECKING:
@@ -61,23 +61,7 @@ def configure(commands: Any) -> None:
         action="store_true",
         help="community: six graphs to choose by, graph seeds 200 to 205",
     )
-    parser.add_argument(
-        "--npz",
-        metavar="FILE",
-        help="your own graph: x, edge_index, y and masks in one npz archive",
-    )
-    parser.add_argument(
-        "--nodes", metavar="FILE", help="your own graph: node table (CSV), together with --edges"
-    )
-    parser.add_argument(
-        "--edges", metavar="FILE", help="your own graph: edge table (CSV), together with --nodes"
-    )
-    parser.add_argument(
-        "--undirected", action="store_true", help="store every edge of the edge table both ways"
-    )
-    parser.add_argument(
-        "--seed", type=int, help="draw 60/20/20 masks with this seed if your graph has none"
-    )
+    add_own_graph_options(parser)
     parser.add_argument(
         "--split",
         choices=["train", "validation", "test", "all"],

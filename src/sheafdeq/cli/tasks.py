@@ -6,7 +6,12 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from sheafdeq.cli.arguments import names_of, output_folder, seed_number, whole_number
+from sheafdeq.cli.arguments import (
+    add_own_graph_options,
+    names_of,
+    output_folder,
+    whole_number,
+)
 from sheafdeq.errors import UsageError
 from sheafdeq.report.grid import fitted, terminal_width
 
@@ -65,23 +70,7 @@ def configure(commands: Any) -> None:
     show.add_argument(
         "--download", action="store_true", help="allow missing data files to be fetched and checked"
     )
-    show.add_argument(
-        "--npz",
-        metavar="FILE",
-        help="your own graph: x, edge_index, y and masks in one npz archive",
-    )
-    show.add_argument(
-        "--nodes", metavar="FILE", help="your own graph: node table (CSV), together with --edges"
-    )
-    show.add_argument(
-        "--edges", metavar="FILE", help="your own graph: edge table (CSV), together with --nodes"
-    )
-    show.add_argument(
-        "--undirected", action="store_true", help="store every edge of the edge table both ways"
-    )
-    show.add_argument(
-        "--seed", type=seed_number, help="draw 60/20/20 masks with this seed if your graph has none"
-    )
+    add_own_graph_options(show)
     show.add_argument("--plot", metavar="FILE", help="also draw the task (png, svg, pdf)")
     show.add_argument("--json", action="store_true", help="print one JSON object")
     show.set_defaults(run=run_show)
