@@ -44,7 +44,7 @@ predictions: certificates data equilibrium errors models report solvers
 printable:
 records: errors regular_file
 recurrence: data edges errors
-registry: equilibrium errors models options user_models
+registry: equilibrium errors models options solvers user_models
 regular_file:
 report: errors printable records regular_file training
 solvers: distances errors

@@ -7,9 +7,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
-from sheafdeq.equilibrium import GraphModel
+from sheafdeq.equilibrium import EquilibriumModel, GraphModel
 from sheafdeq.errors import InputError, OptionError
 from sheafdeq.models.appnp import APPNP
 from sheafdeq.models.dnsd import DNSD
@@ -28,6 +28,8 @@ from sheafdeq.models.sheaf_relay import SheafRelay
 from sheafdeq.models.strong_attention import StrongAttnDEQ
 from sheafdeq.models.strong_sheaf import StrongSheafDEQ
 from sheafdeq.options import Limits, OptionType, check_options, option_types, unknown_name
+from sheafdeq.solvers import Anderson
+from sheafdeq.solvers.fixed_point import FixedPointSolver
 from sheafdeq.user_models import installed_names, use_model, user_class
 
 __all__ = ["COMMUNITY", "MODELS", "ModelSpec", "Shape", "build_model", "model_spec", "use_model"]
@@ -93,12 +95,17 @@ class Builder:
         arguments = {name: getattr(shape, size) for name, size in self.sizes.items()}
         if self.edge_switch and not options.pop("edge_features"):
             arguments["edge_dim"] = None
+        solver = options.pop("solver", None)
+        asked = options.pop("tolerance", None) if "tolerance" in self.settings else None
         arguments |= {
             name: value
             for name, value in options.items()
             if value is not None or name not in self.sizes
         }
-        return self.constructor(**arguments, **self.fixed)
+        model = self.constructor(**arguments, **self.fixed)
+        if isinstance(model, EquilibriumModel):
+            _set_solver(model, solver, asked)
+        return model
 
     def options(self) -> dict[str, Any]:
         """Every option with its default, as JSON writes it."""
@@ -115,11 +122,40 @@ class Builder:
             found[name] = list(default) if isinstance(default, tuple) else default
         return {**found, "edge_features": True} if self.edge_switch else found
 
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """Sizes the task gives and the solver the model brings: options as well, where None leaves
+        them as they are. A record holds those that were given."""
+        names = [name for name in self.sizes if name not in (*_OF_THE_TASK, *self.different)]
+        parameters = inspect.signature(self.constructor.__init__).parameters
+        if "solver" in parameters and "solver" not in (*self.hidden, *self.fixed):
+            names += ["solver"] if "tolerance" in parameters else ["solver", "tolerance"]
+        return dict.fromkeys(names)
+
+
+_OF_THE_TASK = ("in_channels", "out_channels", "edge_dim")
+"""What no option may say otherwise than the data."""
+
+_SETTING_TYPES = {"solver": Literal["picard", "anderson"] | None, "tolerance": float | None}
+
+
+def _set_solver(model: EquilibriumModel, name: str | None, tolerance: float | None) -> None:
+    """Another method, or the same one that stops at a tolerance; steps and distance stay."""
+    solver = model.solver
+    if not isinstance(solver, FixedPointSolver):
+        return
+    if name == "anderson" and not isinstance(solver, Anderson):
+        solver = Anderson(stopping=solver.stopping).with_stopping(stop_early=True)
+    if tolerance is not None:
+        solver = solver.with_stopping(tolerance=tolerance, stop_early=True)
+    model.solver = solver
+
 
 _LARGEST_OPTIONS = {
     name: Limits(1, high)
     for high, names in (
         (1000, ("layers", "levels")),
+        (1024, ("stalk_dim", "heads")),
         (10**4, ("steps", "level_steps", "training_steps")),
         (4096, ("hidden", "edge_hidden", "state_width", "message_width", "channels", "width")),
         (10**6, ("max_nodes",)),
@@ -156,7 +192,12 @@ class ModelSpec:
     @cached_property
     def types(self) -> dict[str, OptionType]:
         """The values every option takes, from the constructor's annotations."""
-        return option_types(self.build.constructor.__init__, self.options, _LARGEST_OPTIONS)
+        return option_types(
+            self.build.constructor.__init__,
+            {**self.build.settings, **self.options},
+            _LARGEST_OPTIONS,
+            _SETTING_TYPES if "solver" in self.build.settings else None,
+        )
 
 
 _SHIFTS = tuple({"shift": shift} for shift in (1.2, 1.3, 1.4, 1.6))
@@ -219,7 +260,7 @@ _SPECS = (
         "eignn",
         "EIGNN",
         "eignn",
-        Builder(EIGNN, _WIDE, hidden=("steps", "gradient")),
+        Builder(EIGNN, _WIDE, hidden=("steps", "gradient", "solver")),
         propagation="graph convolution",
         well_posedness="norm-bounded positive semidefinite mixing",
         gradient="closed-form adjoint",

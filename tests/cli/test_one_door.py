@@ -189,9 +189,10 @@ def test_every_option_of_every_model_and_task_has_a_type_that_takes_its_default(
     from sheafdeq.registry import MODELS
 
     for owner in [*MODELS.values(), *entries()]:
-        assert set(owner.types) == set(owner.options)
+        defaults = {**getattr(getattr(owner, "build", None), "settings", {}), **owner.options}
+        assert set(owner.types) == set(defaults)
         for name, kind in owner.types.items():
-            assert kind.accepts(owner.options[name]), (owner.name, name)
+            assert kind.accepts(defaults[name]), (owner.name, name)
             assert kind.words
     for spec in MODELS.values():
         for options in spec.grid:
@@ -243,3 +244,35 @@ def test_assignments_mean_the_same_in_train_and_sweep(tmp_path):
     assert many == [one]
     assert (one.model.options, one.task.options) == ({"shift": 1.2}, {"nodes": 30, "k": 3})
     assert (one.graphs_per_update, one.max_epochs) == (1, 3)
+
+
+def test_sizes_and_solver_are_options_of_every_model_that_has_them():
+    from sheafdeq.registry import COMMUNITY, MODELS, build_model
+
+    given = {"stalk_dim": 2, "channels": 5, "heads": 2, "width": 10, "layers": 3, "steps": 7}
+    for name, spec in MODELS.items():
+        sizes = {key: value for key, value in given.items() if key in spec.types}
+        model = build_model(name, COMMUNITY, **sizes)
+        plain = build_model(name, COMMUNITY)
+        assert sizes or name == "energygnn", name
+        if set(sizes) - {"steps"}:
+            assert model.num_parameters() != plain.num_parameters(), name
+        if "steps" in spec.types:
+            assert model.steps == 7
+        if "solver" in spec.types:
+            other = build_model(name, COMMUNITY, solver="anderson", tolerance=1e-3)
+            assert type(other.solver).__name__ == "Anderson"
+            assert (other.solver.tolerance, other.steps) == (1e-3, plain.steps)
+            stopping = build_model(name, COMMUNITY, tolerance=1e-2).solver
+            assert type(stopping) is type(plain.solver)
+            assert stopping.tolerance == 1e-2
+            assert stopping.stop_early
+            assert stopping.distance is plain.solver.distance
+
+
+def test_settings_that_were_not_given_leave_records_as_they_were():
+    from sheafdeq.registry import MODELS
+
+    for spec in MODELS.values():
+        assert not set(spec.options) & set(spec.build.settings)
+    assert list(MODELS["sheafdeq"].options) == ["shift", "norm_order", "gradient"]

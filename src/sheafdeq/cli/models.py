@@ -85,6 +85,7 @@ def table(names: list[str] | None = None) -> list[dict[str, Any]]:
                     "gradient": spec.gradient,
                     "inference": spec.inference,
                     "options": dict(spec.options),
+                    "settings": list(spec.build.settings),
                     "grid": [dict(entry) for entry in spec.grid],
                 }
             )
@@ -138,6 +139,8 @@ def run(options: argparse.Namespace) -> int:
         print(
             f"\n{name} options: "
             + ", ".join(f"{key}={value!r}" for key, value in spec.options.items())
+            + "; and, as the task or the model has it unless given, "
+            + (", ".join(spec.build.settings) or "nothing")
         )
         for key, kind in spec.types.items():
             print(f"  {key}: {kind.words}")
