@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from graphs import random_parts
 from sheafdeq.adjoints import Truncated, adjoint_from
 from sheafdeq.errors import InputError
 from sheafdeq.models import SheafDEQ
@@ -18,12 +19,8 @@ EDGE_MODEL = SheafDEQ(2, 3, 2, 2, steps=2, edge_dim=2)
 
 
 def good(n, e, seed):
-    g = torch.Generator().manual_seed(seed)
-    return (
-        torch.randn(n, 2, generator=g),
-        torch.randint(0, n, (2, e), generator=g),
-        torch.rand(e, 2, generator=g),
-    )
+    options = {"edge_dim": 2, "isolated": False, "dtype": torch.float32}
+    return random_parts(n, e, seed, **options)[:3]
 
 
 def spoil(kind, x, index, attr, where):

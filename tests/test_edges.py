@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graphs import random_graph
 from sheafdeq.data.graph import Graph
 from sheafdeq.edges import Edges
 from sheafdeq.ops.native_calls import native_layout
@@ -15,9 +16,7 @@ from sheafdeq.ops.native_module import native_available
 
 
 def drawn(n: int, e: int, seed: int) -> Edges:
-    generator = torch.Generator().manual_seed(seed)
-    index = torch.randint(0, n, (2, e), generator=generator)
-    return Graph.build(torch.zeros(n, 1).double(), index).edges
+    return random_graph(n, e, seed, isolated=False).edges
 
 
 def dense(edges: Edges, values: torch.Tensor) -> torch.Tensor:

@@ -4,20 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch_geometric.data import Batch, Data
 
+from graphs import random_parts
 from sheafdeq.data.graph import Graph
 from sheafdeq.errors import InputError
 
 
-def random_graph(n, e, seed, edge_dim=0):
-    g = torch.Generator().manual_seed(seed)
-    index = torch.randint(0, n, (2, e), generator=g)
-    attr = torch.rand(e, edge_dim, generator=g) if edge_dim else None
-    return torch.randn(n, 2, generator=g), index, attr
-
-
 @given(st.integers(1, 12), st.integers(0, 40), st.integers(0, 1000))
 def test_edges_are_sorted_and_the_order_leads_back(n, e, seed):
-    x, index, attr = random_graph(n, e, seed, 3)
+    x, index, attr, _ = random_parts(n, e, seed, edge_dim=3, isolated=False)
     graph = Graph.build(x, index, attr)
     key = graph.target * n + graph.source
     assert bool((key[1:] >= key[:-1]).all())
@@ -50,7 +44,7 @@ def test_missing_features_are_named():
 
 @given(st.integers(1, 10), st.integers(0, 30), st.integers(0, 1000))
 def test_restricted_edges_keep_exactly_the_incoming_edges(n, e, seed):
-    x, index, _ = random_graph(n, e, seed)
+    x, index, _, _ = random_parts(n, e, seed, isolated=False)
     graph = Graph.build(x, index)
     nodes = (
         torch.randperm(n, generator=torch.Generator().manual_seed(seed))[: max(1, n // 2)]

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from graphs import random_graph
 from sheafdeq.asynchronous import Channel, Conditions, Recording, Schedule, Slot
 from sheafdeq.data.graph import Graph
 from sheafdeq.edges import Edges
@@ -15,9 +16,7 @@ from sheafdeq.errors import InputError
 
 
 def incidence_of(n: int, e: int, seed: int) -> Edges:
-    draw = torch.Generator().manual_seed(seed)
-    edges = torch.randint(0, n, (2, e), generator=draw)  # self-loops and parallel edges included
-    return Graph.build(torch.zeros(n, 1), edges).edges
+    return random_graph(n, e, seed, isolated=False).edges
 
 
 channels = st.builds(

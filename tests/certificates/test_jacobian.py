@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from graphs import random_graph
 from sheafdeq.certificates.blocks import BlockMatrix
 from sheafdeq.certificates.collatz_wielandt import (
     block_norms,
@@ -13,22 +14,15 @@ from sheafdeq.certificates.collatz_wielandt import (
     spectral_radius_estimate,
 )
 from sheafdeq.certificates.jacobian import jacobian, log_jacobian
-from sheafdeq.data.graph import Graph
 from sheafdeq.errors import InputError
 from sheafdeq.models.appnp import APPNP
 from sheafdeq.models.ignn import IGNN
 from sheafdeq.models.sheaf_deq import SheafDEQ
 
 
-def small_graph(seed: int = 0, n: int = 5, e: int = 12) -> Graph:
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(n, 2, generator=generator, dtype=torch.float64)
-    return Graph.build(x, torch.randint(0, n, (2, e), generator=generator))
-
-
 def random_matrix(seed: int, n: int = 6, c: int = 3) -> BlockMatrix:
 
-    graph = small_graph(seed, n, 15)
+    graph = random_graph(n, 15, seed)
     generator = torch.Generator().manual_seed(seed)
     own = torch.randn(n, c, c, generator=generator, dtype=torch.float64)
     return BlockMatrix(
@@ -41,7 +35,7 @@ def random_matrix(seed: int, n: int = 6, c: int = 3) -> BlockMatrix:
 )
 def test_blocks_equal_the_dense_jacobian(make):
     torch.manual_seed(0)
-    graph, model = small_graph(), make().double().eval()
+    graph, model = random_graph(5, 12), make().double().eval()
     context = model.prepare(graph)
     state = (
         model.initial_state(context).detach().abs()

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from graphs import random_graph
 from sheafdeq.certificates import certify
 from sheafdeq.certificates.certificate import Verdict
 from sheafdeq.certificates.rules.sheaf_relay import gathering_depth
@@ -26,14 +27,6 @@ def relay(seed: int, size: float = 1.0) -> SheafRelay:
     return model
 
 
-def drawn(seed: int) -> Graph:
-    generator = torch.Generator().manual_seed(seed)
-    n = 6
-    pairs = torch.randint(0, n, (2, 7), generator=generator)
-    x = torch.randn(n, 2, generator=generator, dtype=torch.float64)
-    return Graph.build(x, torch.cat([pairs, pairs.flip(0)], dim=1))
-
-
 def path(n: int) -> Graph:
     edges = torch.stack([torch.arange(n - 1), torch.arange(1, n)])
     return Graph.build(
@@ -44,7 +37,7 @@ def path(n: int) -> Graph:
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10_000))
 def test_observed_rates_never_exceed_the_certified_one(seed):
-    graph, model = drawn(seed), relay(seed)
+    graph, model = random_graph(6, 7, seed, undirected=True), relay(seed)
     certificate = certify(model, graph, effort="quick")
     assert certificate.verdict is Verdict.CERTIFIED
     assert certificate.delays

@@ -3,19 +3,16 @@
 import pytest
 import torch
 
+from graphs import random_graph
 from sheafdeq.certificates.jacobian import jacobian, log_jacobian
 from sheafdeq.certificates.sheaf_enclosure import SheafEnclosure
-from sheafdeq.data.graph import Graph
 from sheafdeq.errors import InputError
 from sheafdeq.models.sheaf_deq import SheafDEQ
 
 
 def problem(seed: int, order: float = 2, pre_norm: bool = True, edge_dim: int | None = None):
     torch.manual_seed(seed)
-    n, e = 6, 16
-    x = torch.randn(n, 2, dtype=torch.float64)
-    attributes = None if edge_dim is None else torch.randn(e, edge_dim, dtype=torch.float64)
-    graph = Graph.build(x, torch.randint(0, n, (2, e)), attributes)
+    graph = random_graph(6, 16, seed, edge_dim=edge_dim or 0, isolated=False)
     model = (
         SheafDEQ(2, 3, 2, 3, pre_norm=pre_norm, norm_order=order, edge_dim=edge_dim).double().eval()
     )

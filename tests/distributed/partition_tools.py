@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import torch
 
 import graphs
-from sheafdeq.data.graph import Graph
 from sheafdeq.equilibrium import EquilibriumModel
 from sheafdeq.registry import MODELS, Shape, build_model
 
@@ -36,6 +35,4 @@ def runs_in_parts(name: str) -> bool:
 LOCAL = [name for name in recurrences() if runs_in_parts(name)]
 
 
-def random_graph(n: int = 40, e: int = 160, **options: Any) -> Graph:
-    """Of the size and width these tests share."""
-    return graphs.random_graph(n, e, channels=3, **options)
+random_graph = partial(graphs.random_graph, channels=3)

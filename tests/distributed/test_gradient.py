@@ -197,14 +197,14 @@ def test_parts_judge_their_backward_solve_by_its_error_graph_by_graph() -> None:
 
 
 def test_a_failed_backward_solve_is_said() -> None:
-    model, graph = built("ignn"), random_graph()
+    model, graph = built("ignn"), random_graph(40, 160)
     model.adjoint = Implicit(Picard(2, tolerance=1e-12, stop_early=True))
     with pytest.warns(BackwardWarning, match="not solved"):
         parted(model, graph, Picard(steps=300, tolerance=1e-10, stop_early=True))
 
 
 def test_training_lowers_the_loss_and_scoring_records_nothing() -> None:
-    model, graph = built("ignn"), random_graph()
+    model, graph = built("ignn"), random_graph(40, 160)
     optimiser = torch.optim.Adam(model.parameters(), lr=0.02)
     target = torch.randint(0, 2, (graph.num_nodes,))
     losses = []

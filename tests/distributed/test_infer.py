@@ -100,7 +100,7 @@ def test_where_sums_keep_their_order_the_numbers_are_bitwise_those_of_one_proces
 
 
 def test_a_start_of_ones_own_and_no_steps() -> None:
-    model, graph = built("ignn"), random_graph()
+    model, graph = built("ignn"), random_graph(40, 160)
     start = torch.rand(40, 6, dtype=torch.float64)
     solver = Picard(steps=0, tolerance=1e-6)
     found = infer(
@@ -231,7 +231,7 @@ def test_a_model_that_never_settles_says_so() -> None:
         def local_step(self, own: Tensor, received: Tensor, context: Any) -> Tensor:
             return 1.0 + context.drive - own
 
-    graph = random_graph()
+    graph = random_graph(40, 160)
     model = Swinging(3, 1).double()
     found = infer(
         model, graph, 3, mode="async", engine="in-process", steps=500, pace=Pace(report_seconds=0.0)
@@ -440,7 +440,7 @@ class Looking(LinearAverage):
 
 
 def test_bad_input_is_named_before_work_starts() -> None:
-    graph, model = random_graph(), built("ignn")
+    graph, model = random_graph(40, 160), built("ignn")
     cases: list[tuple[Callable[[], Any], str]] = [
         (lambda: infer(built("energygnn"), graph, 2), "no local_step"),
         (lambda: infer(built("sheaf-relay"), graph, 2), "local_prepare is False"),
@@ -452,7 +452,7 @@ def test_bad_input_is_named_before_work_starts() -> None:
         (lambda: infer(model, graph, 2, mode="sometimes"), "mode is"),
         (lambda: infer(model, graph, 2, engine="steam"), "unknown engine"),
         (lambda: infer(model, graph, 2, solver=Anderson(steps=5)), "use Picard"),
-        (lambda: infer(model, random_graph().to(torch.float32), 2), "float32"),
+        (lambda: infer(model, random_graph(40, 160).to(torch.float32), 2), "float32"),
         (lambda: infer_parts(model, []), "no parts"),
         (
             lambda: infer(
@@ -482,7 +482,7 @@ def test_a_worker_of_another_version_is_refused() -> None:
             )
 
     with pytest.raises(WorkerError, match=r"runs sheafdeq 0\.0\.1"):
-        infer(built("ignn"), random_graph(), 2, engine=Older)
+        infer(built("ignn"), random_graph(40, 160), 2, engine=Older)
 
 
 def test_an_error_in_a_worker_reaches_the_caller() -> None:
@@ -493,7 +493,7 @@ def test_an_error_in_a_worker_reaches_the_caller() -> None:
     with pytest.raises(WorkerError, match=r"part \d: RuntimeError: on purpose"):
         infer_parts(
             Failing(3, 1).double(),
-            cut_graph(random_graph(), torch.arange(40) % 2),
+            cut_graph(random_graph(40, 160), torch.arange(40) % 2),
             engine="in-process",
         )
 

@@ -88,7 +88,7 @@ def test_an_error_in_an_actor_and_a_missing_package_are_named(
     wanted = on_ray.versions()
     monkeypatch.setattr(on_ray, "versions", lambda: {**wanted, "torch": "0.0"})
     with pytest.raises(WorkerError, match="install the same version everywhere"):
-        infer(built("ignn"), random_graph(), 2, engine="ray")
+        infer(built("ignn"), random_graph(40, 160), 2, engine="ray")
 
 
 def test_the_cluster_wants_a_token_and_has_no_dashboard(cluster: Any) -> None:
@@ -171,4 +171,4 @@ def test_without_ray_the_engine_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     with pytest.raises(UsageError, match=r"sheafdeq\[ray\]"):
-        infer(built("ignn"), random_graph(), 2, engine="ray")
+        infer(built("ignn"), random_graph(40, 160), 2, engine="ray")

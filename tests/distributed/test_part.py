@@ -39,7 +39,7 @@ def positive_state(model: EquilibriumModel, graph: Graph, seed: int = 1) -> Tens
 def test_parts_step_as_the_whole_graph_does(name: str) -> None:
     model = built(name)
     for seed, graphs in ((0, 1), (1, 2)):
-        graph = random_graph(seed=seed, graphs=graphs)
+        graph = random_graph(40, 160, seed=seed, graphs=graphs)
         state = positive_state(model, graph)
         whole = model.step(state, model.prepare(graph))
         for assignment in (
@@ -58,7 +58,7 @@ def test_parts_step_as_the_whole_graph_does(name: str) -> None:
 @torch.no_grad()
 def test_edge_features_travel(name: str) -> None:
     model = built(name, EDGED)
-    graph = random_graph(edge_dim=2)
+    graph = random_graph(40, 160, edge_dim=2)
     state = positive_state(model, graph)
     parts = cut_graph(graph, partition(graph, 3, method="ordered"))
     whole = model.step(state, model.prepare(graph))
@@ -70,7 +70,7 @@ def test_edge_features_travel(name: str) -> None:
 def test_without_the_degrees_of_the_halo_the_numbers_are_wrong(name: str) -> None:
     """What the true degrees are for: a part that counts its own edges is caught by the test
     above."""
-    model, graph = built(name), random_graph(e=400, undirected=True)
+    model, graph = built(name), random_graph(40, 400, undirected=True)
     state = positive_state(model, graph)
     parts = cut_graph(graph, torch.arange(graph.num_nodes) % 2)
     bare = []
@@ -97,10 +97,7 @@ def test_without_the_degrees_of_the_halo_the_numbers_are_wrong(name: str) -> Non
 @torch.no_grad()
 def test_any_graph_any_assignment(seed: int, n: int, e: int, parts: int) -> None:
     draw = torch.Generator().manual_seed(seed)
-    graph = Graph.build(
-        torch.randn(n, 3, generator=draw, dtype=torch.float64),
-        torch.randint(0, n, (2, e), generator=draw),
-    )
+    graph = random_graph(n, e, seed, isolated=False)
     parts = min(parts, n)
     assignment = torch.cat(
         [torch.arange(parts), torch.randint(0, parts, (n - parts,), generator=draw)]
@@ -158,7 +155,7 @@ def test_odd_graphs_are_partitioned(method: str) -> None:
 
 
 def test_bad_input_is_named() -> None:
-    graph = random_graph()
+    graph = random_graph(40, 160)
     for parts, words in (
         (0, "positive integer"),
         (41, "at most 40"),
@@ -185,7 +182,7 @@ def test_bad_input_is_named() -> None:
 
 
 def test_damaged_parts_are_refused(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    part = cut_graph(random_graph(), torch.arange(40) % 2)[0]
+    part = cut_graph(random_graph(40, 160), torch.arange(40) % 2)[0]
     path = tmp_path / "part.safetensors"
     part.save(path)
     assert torch.equal(Part.load(path).nodes, part.nodes)
@@ -203,7 +200,7 @@ def test_damaged_parts_are_refused(tmp_path) -> None:  # type: ignore[no-untyped
 
 @pytest.mark.parametrize("wrong", [-1, 10**6])
 def test_a_part_whose_edges_name_other_nodes_is_refused(wrong: int) -> None:
-    part = cut_graph(random_graph(), torch.arange(40) % 2)[0]
+    part = cut_graph(random_graph(40, 160), torch.arange(40) % 2)[0]
     index = part.graph.edge_index.clone()
     index[0, 3] = wrong
     unsorted = part.graph.edge_index.flip(1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from torch_geometric.nn import APPNP as PygAPPNP
 from torch_geometric.nn import GATConv, GCNConv, TransformerConv
 
-from sheafdeq.data.graph import Graph
+import graphs
 from sheafdeq.edges import Edges
 from sheafdeq.layers.adjacency import gcn_weights, propagate
 from sheafdeq.layers.attention import attend
@@ -19,19 +21,7 @@ from sheafdeq.models.gcn import GCN
 from sheafdeq.models.loop_transformer import LoopTransformer
 from sheafdeq.ops.sparse import aggregate, correlate
 
-
-def random_graph(n: int = 9, e: int = 25, edge_dim: int | None = None, seed: int = 0) -> Graph:
-    """Directed, without self-loops or duplicates (PyG replaces or keeps those in its own ways)."""
-    generator = torch.Generator().manual_seed(seed)
-    codes = torch.randperm(n * n, generator=generator)
-    pairs = torch.stack([codes // n, codes % n])
-    pairs = pairs[:, pairs[0] != pairs[1]][:, :e]
-    attr = (
-        torch.rand(pairs.shape[1], edge_dim, generator=generator, dtype=torch.float64)
-        if edge_dim
-        else None
-    )
-    return Graph.build(torch.randn(n, 5, generator=generator, dtype=torch.float64), pairs, attr)
+random_graph = partial(graphs.random_graph, 9, 25, channels=5, simple=True)
 
 
 def random_edges(rows: int, columns: int, entries: int, seed: int) -> Edges:
@@ -158,7 +148,7 @@ def test_gat_layer() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("edge_dim", [None, 2])
 def test_loop_transformer_attention(edge_dim: int | None) -> None:
-    graph = random_graph(edge_dim=edge_dim)
+    graph = random_graph(edge_dim=edge_dim or 0)
     ours = LoopTransformer(5, 2, 3, 4, edge_dim=edge_dim).double().eval()
     theirs = TransformerConv(12, 4, heads=3, beta=True, edge_dim=edge_dim or 1).double().eval()
     for name in ("query", "key", "value", "skip"):

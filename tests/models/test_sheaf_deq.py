@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch_geometric.data import Batch, Data
 
 import sheafdeq.models.sheaf_deq as module
+from graphs import random_graph
 from sheafdeq.data.graph import Graph
 from sheafdeq.layers.restriction import normalise_rows
 from sheafdeq.models import SheafDEQ
@@ -58,14 +59,8 @@ def cases(draw, edge=True):
     graphs = []
     for n in sizes:
         e = int(torch.randint(0, 3 * n, (1,), generator=g))
-        attr = torch.randn(e, edge_dim, generator=g, dtype=DOUBLE) if edge_dim else None
-        graphs.append(
-            Graph.build(
-                torch.randn(n, 2, generator=g, dtype=DOUBLE),
-                torch.randint(0, n, (2, e), generator=g),
-                attr,
-            )
-        )
+        options = {"edge_dim": edge_dim or 0, "isolated": False}
+        graphs.append(random_graph(n, e, seed + len(graphs), **options))
     graph = Graph.union(graphs)
     torch.manual_seed(seed)
     model = SheafDEQ(

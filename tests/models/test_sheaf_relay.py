@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graphs import random_graph
 from sheafdeq.data import load_task
 from sheafdeq.data.graph import Graph
 from sheafdeq.errors import InputError
@@ -59,12 +60,8 @@ def test_on_random_trees_it_ends_exactly_for_every_weight_and_start(seed):
 
 @given(st.integers(0, 10_000))
 def test_the_core_contracts_with_its_rate_for_every_weight(seed):
-    generator = torch.Generator().manual_seed(seed)
     n = 7
-    source, target = torch.randint(0, n, (2, 14), generator=generator)
-    graph = Graph.build(
-        torch.randn(n, 2, generator=generator, dtype=torch.float64), torch.stack([source, target])
-    )
+    graph = random_graph(n, 14, seed, isolated=False)
     model = wild(seed, core_rate=0.8)
     with torch.no_grad():
         context = model.prepare(graph)

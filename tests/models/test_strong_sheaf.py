@@ -1,9 +1,12 @@
 """Guaranteed models: contract, observed against proven rate for weights of any size, one
 equilibrium from every start."""
 
+from functools import partial
+
 import pytest
 import torch
 
+import graphs
 from sheafdeq.data.graph import Graph
 from sheafdeq.distances import THOMPSON
 from sheafdeq.errors import InputError
@@ -17,10 +20,7 @@ from sheafdeq.testing.contracts import ModelContract, example_graphs
 SCALES = (0.1, 1.0, 10.0, 100.0)
 
 
-def random_graph(seed: int, n: int = 9, e: int = 26, f: int = 3) -> Graph:
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(n, f, generator=generator, dtype=torch.float64)
-    return Graph.build(x, torch.randint(0, n, (2, e), generator=generator))
+random_graph = partial(graphs.random_graph, 9, 26, channels=3, isolated=False)
 
 
 def random_positive(shape: tuple[int, ...], spread: float = 2.0) -> torch.Tensor:
@@ -80,7 +80,7 @@ class TestUntiedCascadeContract(ModelContract):
 
 @pytest.mark.parametrize("d", [1, 2, 3])
 def test_block_product_equals_the_dense_matrix_and_the_edge_form(d):
-    graph = random_graph(d)
+    graph = random_graph(seed=d)
     edges = graph.edges
     n, e, q = graph.num_nodes, graph.num_edges, 4
     blocks, diagonal = (
@@ -101,7 +101,7 @@ def test_block_product_equals_the_dense_matrix_and_the_edge_form(d):
 
 
 def test_block_product_has_first_and_second_derivatives():
-    graph = random_graph(5, n=4, e=7)
+    graph = graphs.random_graph(4, 7, seed=5, channels=3)
     edges = graph.edges
     arguments = [
         torch.randn(s, dtype=torch.float64, requires_grad=True)
@@ -116,7 +116,7 @@ def test_block_product_has_first_and_second_derivatives():
 
 
 def test_only_a_whole_graph_can_be_multiplied():
-    edges = random_graph(0).edges.restricted(
+    edges = random_graph(seed=0).edges.restricted(
         torch.tensor([1, 2]), torch.tensor([], dtype=torch.int64)
     )
     with pytest.raises(InputError, match="whole graph"):
@@ -132,7 +132,7 @@ def test_single_level_rate_is_never_exceeded(gate, scale):
     worst = 0.0
     for seed in range(3):
         torch.manual_seed(seed)
-        graph = random_graph(seed)
+        graph = random_graph(seed=seed)
         model = scaled(
             StrongSheafDEQ(
                 3, 2, stalk_dim=3, channels=4, hidden=8, gate=gate, shift=1.6, rate=0.95
@@ -207,7 +207,7 @@ def test_each_level_of_a_cascade_contracts_given_the_level_below(gate, scale):
     model = scaled(
         SheafCascade(3, 2, levels=3, channels=4, hidden=6, gate=gate, shift=1.4).double(), scale
     ).eval()
-    graph = random_graph(1)
+    graph = random_graph(seed=1)
     with torch.no_grad():
         context = model.prepare(graph)
         below = random_positive((9, 12))
@@ -259,7 +259,7 @@ def test_cascade_has_one_equilibrium_for_every_weight(scale):
     model = scaled(
         SheafCascade(3, 2, levels=3, channels=3, hidden=6, shift=1.6).double(), scale
     ).eval()
-    graph = random_graph(2)
+    graph = random_graph(seed=2)
     solver = Picard(steps=3000, tolerance=1e-12, stop_early=True, stagnation_window=1500)
     states = []
     with torch.no_grad():
@@ -285,7 +285,7 @@ def test_strong_sheaf_has_one_equilibrium_for_large_weights():
     model = scaled(
         StrongSheafDEQ(3, 2, stalk_dim=3, channels=3, hidden=6, gate="tanh").double(), 100.0
     )
-    graph = random_graph(2)
+    graph = random_graph(seed=2)
     solver = Picard(steps=3000, tolerance=1e-12, stop_early=True)
     with torch.no_grad():
         runs = [
@@ -302,7 +302,7 @@ def test_strong_sheaf_has_one_equilibrium_for_large_weights():
 def test_staged_residual_is_honest():
     torch.manual_seed(0)
     model = SheafCascade(3, 2, levels=3, level_steps=2, channels=3, hidden=6).double().eval()
-    graph = random_graph(3)
+    graph = random_graph(seed=3)
     with torch.no_grad():
         context = model.prepare(graph)
         short = model.solve(context, graph)
@@ -322,7 +322,7 @@ def test_implicit_and_unrolled_gradients_agree_at_the_equilibrium():
         model = SheafCascade(
             3, 2, levels=2, level_steps=60, channels=2, hidden=4, gradient=rule
         ).double()
-        model.run(random_graph(4)).logits.square().sum().backward()
+        model.run(random_graph(seed=4)).logits.square().sum().backward()
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
     # the backward tolerance is 1e-6
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-3, atol=1e-4)
@@ -333,7 +333,7 @@ def test_training_draws_its_steps_and_evaluation_does_not():
     model = SheafCascade(
         3, 2, levels=2, level_steps=5, training_steps=(1, 3), channels=2, hidden=4
     ).double()
-    graph = random_graph(0)
+    graph = random_graph(seed=0)
     drawn = {model.run(graph).solution.steps for _ in range(20)}
     assert drawn == {2, 6}
     model.eval()
@@ -349,7 +349,7 @@ def test_tied_weights_do_not_depend_on_the_number_of_levels():
 def test_training_noise_is_drawn_once_a_solve_and_absent_in_evaluation():
     torch.manual_seed(0)
     model = SheafCascade(3, 2, levels=2, channels=3, feature_noise=0.3, edge_dropout=0.4).double()
-    graph = random_graph(0)
+    graph = random_graph(seed=0)
     assert model.stochastic_training
     with torch.no_grad():
         first, second = model.run(graph).logits, model.run(graph).logits

@@ -105,7 +105,7 @@ def build(recipe: tuple[int, int, int, bool], dtype: torch.dtype) -> Graph:
     """Random edges, self-loops and parallel edges among them; with a hub, every edge ends in node 0
     and others are isolated."""
     n, e, seed, hub = recipe
-    graph = random_graph(n, e, seed, dtype)
+    graph = random_graph(n, e, seed, dtype=dtype)
     if not hub:
         return graph
     edges = graph.edge_index.clone()
@@ -196,7 +196,7 @@ def test_gated_step_passes_gradcheck(gate: str, sizes: bool) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_repeated_runs_are_bitwise_equal(threads: int) -> None:
-    graph = random_graph(900, 20000, 6, torch.float32)
+    graph = random_graph(900, 20000, 6, dtype=torch.float32)
     edges = graph.edges
     maps = generation(graph, 3, 24, 6, torch.float32, True)
     tensors = stepping(graph, 3, 16, 6, torch.float32, False)

@@ -18,7 +18,7 @@ from ops.test_sheaf_step import (
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_compiled_step_agrees() -> None:
-    graph = random_graph(60, 300, 1, torch.float64)
+    graph = random_graph(60, 300, 1)
     tensors = step_arguments(graph, 3, 4, 6)
     layout = graph.edges
 

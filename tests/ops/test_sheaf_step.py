@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import graphs
 from sheafdeq import ops
 from sheafdeq.data.graph import Graph
 from sheafdeq.edges import Edges
@@ -46,10 +48,7 @@ def sheaf_propagate_reference(*arguments: Any) -> Tensor:
     return sheaf_propagate(*arguments, function=ops.sheaf_propagate_reference)
 
 
-def random_graph(n: int, e: int, seed: int, dtype: torch.dtype = torch.float64) -> Graph:
-    generator = torch.Generator().manual_seed(seed)
-    edge_index = torch.randint(0, max(n, 1), (2, e if n else 0), generator=generator)
-    return Graph.build(torch.zeros(n, 1, dtype=dtype), edge_index)
+random_graph = partial(graphs.random_graph, isolated=False)
 
 
 def step_arguments(
@@ -142,7 +141,7 @@ def test_step_agrees_with_the_reference(
     pre_norm: bool,
     dtype: torch.dtype,
 ) -> None:
-    graph = random_graph(n, e, seed, dtype)
+    graph = random_graph(n, e, seed, dtype=dtype)
     tensors = step_arguments(graph, d, q, h, seed, edge_features, dtype)
     options = (1.3, 2.0, pre_norm, graph.edges, d, q)
     with use_kernel("native"):
@@ -165,7 +164,7 @@ def test_step_agrees_with_the_reference(
     "instruction_set", native_module().instruction_sets() if native_available() else []
 )
 def test_every_instruction_set_and_many_blocks(dtype: torch.dtype, instruction_set: str) -> None:
-    layout = random_graph(700, 9000, 1, dtype).edges
+    layout = random_graph(700, 9000, 1, dtype=dtype).edges
     tensors = table_arguments(layout, 3, 16, 48, 1, True, dtype)
     options = (layout, 3, 16)
     module = native_module()
@@ -247,7 +246,7 @@ def test_gradcheck(d: int) -> None:
 @needs_native
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_graph_without_edges_keeps_its_values(dtype: torch.dtype) -> None:
-    graph = random_graph(5, 0, 0, dtype)
+    graph = random_graph(5, 0, dtype=dtype)
     tensors = step_arguments(graph, 3, 4, 5, dtype=dtype)
     out = sheaf_step(*tensors, 1.3, 2.0, True, graph.edges, 3, 4)  # type: ignore[arg-type]
     state, drive, mixing, channel = tensors[0], tensors[1], tensors[10], tensors[11]
@@ -288,7 +287,7 @@ def test_what_is_not_a_number_is_not_hidden(dtype: torch.dtype, bad: float) -> N
 @needs_native
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_bitwise_repeatable_for_a_thread_count(threads: int) -> None:
-    graph = random_graph(900, 20000, 6, torch.float32)
+    graph = random_graph(900, 20000, 6, dtype=torch.float32)
     tensors = step_arguments(graph, 3, 16, 24, 6, True, torch.float32)
     options = (1.3, 2.0, True, graph.edges, 3, 16)
     before = torch.get_num_threads()

@@ -7,8 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from theory_tools import SLACK, log_norm, normal, positive, random_graph
+from theory_tools import SLACK, log_norm, normal, positive
 
+from graphs import random_graph
 from sheafdeq.models import APPNP, EIGNN, IGNN
 from sheafdeq.theory.coefficients import mu_positive
 
@@ -17,7 +18,7 @@ seeds = st.integers(0, 10**6)
 
 def normalised_adjacency(seed, n=6, self_loops=True):
     """Dense A-hat of stored (also directed, parallel) edges, and the clamped in-degrees."""
-    graph = random_graph(seed, n=n, edges=10)
+    graph = random_graph(n, 10, seed, isolated=False)
     return dense_adjacency(graph, self_loops)
 
 
@@ -80,7 +81,7 @@ def test_lemma_31_needs_the_weights():
 
 @given(seed=seeds)
 def test_proposition_32_ignn(seed):
-    graph = random_graph(seed, n=6, edges=10)
+    graph = random_graph(6, 10, seed, channels=1, isolated=False)
     a, degree = dense_adjacency(graph)
     drive = normal(seed + 2, 6, 4)
     model, _, step = stepping(IGNN(1, 2, 4, kappa=0.9), graph, seed + 10, drive=drive)
@@ -95,7 +96,7 @@ def test_proposition_32_ignn(seed):
 
 @given(seed=seeds, alpha=st.floats(0.05, 0.95), beta=st.floats(1.05, 3.0))
 def test_propositions_33_and_34_appnp(seed, alpha, beta):
-    graph = random_graph(seed, n=6, edges=10)
+    graph = random_graph(6, 10, seed, channels=1, isolated=False)
     a, degree = dense_adjacency(graph)
     h0 = normal(seed + 1, 6, 3, scale=4.0)
     plain, shift = APPNP(1, 2, 3, alpha=alpha), APPNP(1, 2, 3, alpha=alpha, shift=beta)
@@ -127,7 +128,7 @@ def test_proposition_34c_mixed_signs_do_not_contract_thompson():
 
 @given(seed=seeds)
 def test_proposition_35_eignn(seed):
-    graph = random_graph(seed, n=6, edges=10)
+    graph = random_graph(6, 10, seed, channels=1, isolated=False)
     a, degree = dense_adjacency(graph, self_loops=False)
     drive = normal(seed + 2, 6, 4)
     _, context, step = stepping(EIGNN(1, 2, 4, gamma=0.9), graph, seed + 10, drive=drive)

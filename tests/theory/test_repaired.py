@@ -15,11 +15,11 @@ from theory_tools import (
     normal,
     observed_rate,
     positive,
-    random_graph,
     thompson,
     violates,
 )
 
+from graphs import random_graph
 from sheafdeq.layers.restriction import normalise_rows
 from sheafdeq.theory.coefficients import m, m_balance, m_rational
 
@@ -30,7 +30,7 @@ COEFFICIENT = {"tanh": m, "rational": m_rational, "balance": m_balance}
 
 
 def split(seed: int, scale: float, edges: int = 7) -> Split:
-    graph = random_graph(seed, n=N, edges=edges)
+    graph = random_graph(N, edges, seed, isolated=False)
     return Split(graph, normal(seed + 1, D, D, scale=scale), normal(seed + 2, Q, Q, scale=scale))
 
 
@@ -191,7 +191,7 @@ def test_lemma_20a_constants_are_attained():
 @settings(max_examples=25)
 @given(seed=seeds, order=st.sampled_from([1.0, 2.0]), budget=st.sampled_from([0.1, 0.5, 2.0]))
 def test_lemma_20b_generators_count_both_end_points(seed, order, budget):
-    graph = random_graph(seed, n=N, edges=6)
+    graph = random_graph(N, 6, seed, isolated=False)
     x, y = positive(seed + 1, N, D, Q), positive(seed + 2, N, D, Q)
     difference = generator_logits(seed + 3, x, graph, budget, order) - generator_logits(
         seed + 3, y, graph, budget, order
@@ -250,7 +250,9 @@ def test_theorem_22_the_split_is_needed():
     """The same signed, adaptive propagation inside the paper's tanh(p) is caught by the same
     checker."""
     reference = Split(
-        random_graph(0, n=N, edges=7), torch.eye(D, dtype=torch.float64), normal(2, Q, Q, scale=4.0)
+        random_graph(N, 7, 0, isolated=False),
+        torch.eye(D, dtype=torch.float64),
+        normal(2, Q, Q, scale=4.0),
     )
     e = reference.graph.num_edges
     source, target = normal(3, e, D, D), normal(4, e, D, D)
@@ -352,7 +354,7 @@ def test_theorem_23_weights_give_any_rate_above_m(seed):
 
 
 def attention_step(seed: int, norm: float, beta: float, gate: str = "tanh", scale: float = 3.0):
-    graph = random_graph(seed, n=N, edges=6)
+    graph = random_graph(N, 6, seed, isolated=False)
     adjacency = torch.eye(N, dtype=torch.bool)
     adjacency[graph.target, graph.source] = True
     c = D * Q

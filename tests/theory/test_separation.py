@@ -6,8 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from theory_tools import generator, positive, random_graph
+from theory_tools import generator, positive
 
+from graphs import random_graph
 from sheafdeq.constructions import signed_separation
 from sheafdeq.constructions.separation import sign_vectors, signed_permutation
 from sheafdeq.data.graph import Graph
@@ -38,7 +39,7 @@ def test_signed_permutations(d, data):
     data=st.data(),
 )
 def test_proposition_15(seed, d, n, shift, data):
-    graph = random_graph(seed, n=n, edges=2 * n, symmetric=True)
+    graph = random_graph(n, 2 * n, seed, ring=True, undirected=True)
     classes = data.draw(st.integers(1, math.comb(d, d // 2)))
     labels = torch.randint(classes, (n,), generator=generator(seed))
     sheaf = signed_separation(graph, labels, d)
@@ -75,7 +76,7 @@ def test_proposition_15(seed, d, n, shift, data):
 
 
 def test_both_stored_directions_carry_one_sheaf():
-    graph = random_graph(5, n=6, edges=8, symmetric=True)
+    graph = random_graph(6, 8, 5, ring=True, undirected=True)
     labels = torch.tensor([0, 1, 2, 0, 1, 2])
     sheaf = signed_separation(graph, labels, 3)
     pairs = {}
@@ -102,7 +103,7 @@ def test_self_loops_and_parallel_edges():
 def test_wrong_labels_are_not_recovered():
     """The checker is able to fail: the sheaf built for one labelling names that one, not
     another."""
-    graph = random_graph(7, n=8, edges=10, symmetric=True)
+    graph = random_graph(8, 10, 7, ring=True, undirected=True)
     labels = torch.arange(8) % 3
     solution = signed_separation(graph, labels, 3).solve()
     wrong = (labels + 1) % 3
@@ -112,7 +113,7 @@ def test_wrong_labels_are_not_recovered():
 
 
 def test_bad_arguments():
-    graph = random_graph(1, n=4, symmetric=True)
+    graph = random_graph(4, 9, 1, ring=True, undirected=True)
     labels = torch.tensor([0, 1, 2, 0])
     with pytest.raises(InputError, match="raise d"):
         signed_separation(graph, labels, 2)

@@ -21,19 +21,6 @@ def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def random_graph(seed: int, n: int = 5, edges: int = 9, symmetric: bool = False) -> Graph:
-    """Random stored edges, self-loops and parallel edges included; symmetric ones have no isolated
-    node."""
-    g = generator(seed)
-    index = torch.randint(n, (2, edges), generator=g)
-    if symmetric:
-        ring = torch.arange(n)
-        index = torch.cat([index, torch.stack([ring, (ring + 1) % n])], dim=1)
-        index = index[:, index[0] != index[1]]
-        index = torch.cat([index, index.flip(0)], dim=1)
-    return Graph.build(torch.zeros(n, 1, dtype=torch.float64), index)
-
-
 def positive(seed: int, *shape: int, spread: float = 2.0) -> Tensor:
     return torch.exp(spread * torch.randn(*shape, dtype=torch.float64, generator=generator(seed)))
 
