@@ -172,9 +172,14 @@ def write_results(root: Path, folders: list[Path], options: argparse.Namespace) 
     if options.figures:
         from sheafdeq.report.figures import write_drawings
         from sheafdeq.report.results_figure import community_figure
+        from sheafdeq.report.seeds_figure import seeds_figure
 
-        drawing = community_figure(evidence.table("community"), run_sources(root, folders))
-        write_drawings([drawing], options.figures, RESULTS_COMMAND)
+        sources = run_sources(root, folders)
+        drawings = [
+            community_figure(evidence.table("community"), sources),
+            seeds_figure(evidence, sources),
+        ]
+        write_drawings(drawings, options.figures, RESULTS_COMMAND)
     if not options.out:
         print(page, end="")
         return 0

@@ -193,7 +193,7 @@ class RunRecord(_Frozen):
 
         The epochs of a run cost about the same, so this is the share of its epochs.
         """
-        curve = self.curves["validation"]
+        curve = self.curves.get("validation", [])
         reached = next(
             (epoch for epoch, value in enumerate(curve) if value is not None and value >= score),
             None,

@@ -50,16 +50,18 @@ class Collection:
     certificates: tuple[dict[str, Any], ...] = ()  # what ``sheafdeq certify`` writes
     excluded: tuple[str, ...] = ()  # file and reason
 
-    def fresh(self) -> dict[str, EvaluationRecord]:
-        """Run id -> its evaluation on graphs nobody had seen."""
-        return {record.run: record for record in self.evaluations if record.label == "fresh"}
-
     def fresh_scores(self) -> dict[str, float]:
         """Run id -> test score on graphs nobody had seen, where there is one."""
-        scores = {
-            run: record.splits.get("test", {}).get("score") for run, record in self.fresh().items()
+        return self.scores("fresh")
+
+    def scores(self, label: str) -> dict[str, float]:
+        """Run id -> test score on the graphs of that label (``fresh``, ``validation-graphs``)."""
+        found = {
+            record.run: record.splits.get("test", {}).get("score")
+            for record in self.evaluations
+            if record.label == label
         }
-        return {run: score for run, score in scores.items() if score is not None}
+        return {run: score for run, score in found.items() if score is not None}
 
 
 def collect(folders: Iterable[str | os.PathLike[str]], *, studies: bool = True) -> Collection:

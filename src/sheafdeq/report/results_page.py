@@ -22,9 +22,12 @@ from sheafdeq.report.evidence import (
     short_title,
 )
 from sheafdeq.report.explanations import Explanations
+from sheafdeq.report.graph_scores import graph_scores_text
 from sheafdeq.report.grid import markdown_grid
+from sheafdeq.report.group_rows import ablation_text, reading_text
 from sheafdeq.report.headlines import headlines
 from sheafdeq.report.tables import Table, render, staleness_table
+from sheafdeq.report.time_to_accuracy import time_text
 
 __all__ = [
     "BEGIN",
@@ -51,6 +54,16 @@ def results_page(evidence: Evidence, command: str) -> str:
         render(tables["distributed"], "markdown").strip(),
         "## What differs, and what explains it",
         _difference_text(found, evidence.explanations),
+        "## Seeds",
+        "![Test accuracy of every seed](docs/figures/seeds-community.png)",
+        "## Graphs that chose, and graphs that did not",
+        graph_scores_text(evidence),
+        "## How long is the warm-up?",
+        reading_text(evidence),
+        "## What each ingredient of the recipe gives",
+        ablation_text(evidence),
+        "## Time to accuracy",
+        time_text(evidence),
         "## Continued iteration at level 7",
         _continued_text(evidence),
         "## Bounded staleness at level 7",

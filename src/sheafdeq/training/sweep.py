@@ -59,7 +59,7 @@ from sheafdeq.training.recipe import with_recipe
 from sheafdeq.training.run_identity import Identity, code_of, identify, task_of
 from sheafdeq.training.store import RunStore
 
-__all__ = ["Budget", "Entry", "Sweep", "preset_names"]
+__all__ = ["Budget", "Entry", "Sweep", "preset_names", "question"]
 
 
 TIMED = 5
@@ -271,12 +271,13 @@ class Sweep:
         # groups may ask for one run twice, and so may a grid whose options are all set to one
         once = self.file.groups or self.model_options or self.task_options
         for group in self.file.parts:
-            for config in self._of_group(group):
+            for config in self.configs_of(group):
                 key = digest_of(config.payload()) if once else str(len(found))
                 found.setdefault(key, (group.title, config))
         return list(found.values())
 
-    def _of_group(self, group: Group) -> Iterator[TrainingConfig]:
+    def configs_of(self, group: Group) -> Iterator[TrainingConfig]:
+        """What one group asks for: by seed, task, model."""
         excluded = {(pair.model, pair.task) for pair in group.exclude}
         tasks = [task for grid in group.tasks for task in grid.tasks]
         for seed, task, grid in product(group.seeds, tasks, group.models):
@@ -311,7 +312,7 @@ class Sweep:
         missing data.
         """
         known = {
-            _question(TrainingConfig.of_record(record.config, record.id)): record
+            question(TrainingConfig.of_record(record.config, record.id)): record
             for record in recorded
         }
         return [_with_record(entry, known) for entry in self._plan(store, shard, download)]
@@ -389,7 +390,7 @@ class Sweep:
         }
 
 
-def _question(config: TrainingConfig) -> str:
+def question(config: TrainingConfig) -> str:
     """A configuration with every option of its model written out: what a run answers, whatever the
     sources."""
     payload = config.payload()
@@ -401,7 +402,7 @@ def _question(config: TrainingConfig) -> str:
 
 
 def _with_record(entry: Entry, known: Mapping[str, RunRecord]) -> Entry:
-    record = known.get(_question(entry.config)) if known else None
+    record = known.get(question(entry.config)) if known else None
     if record is None or (
         entry.identity is not None and entry.identity.task_digest != record.task.digest
     ):

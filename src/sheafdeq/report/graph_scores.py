@@ -1,0 +1,56 @@
+"""Where a score was taken: on nodes and graphs that chose, and on graphs that nobody chose by."""
+
+from __future__ import annotations
+
+from sheafdeq.report.evidence import Evidence
+from sheafdeq.report.grid import markdown_grid
+from sheafdeq.report.group_rows import spread_text
+
+__all__ = ["graph_scores_text"]
+
+
+def graph_scores_text(evidence: Evidence) -> str:
+    """One line for each configuration and level whose runs were judged on graphs of their own.
+
+    Validation nodes lie in the training graphs; the validation graphs (seeds 200 to 205) chose
+    recipes; the test graphs (100 to 102) are the paper's; fresh ones (1000 to 1009) chose nothing.
+    """
+    chosen, fresh = evidence.found.scores("validation-graphs"), evidence.fresh
+    lines = []
+    for summary in sorted(
+        evidence.summaries, key=lambda s: (s.title, s.protocol, s.column[1] or 0)
+    ):
+        name, level, rest = summary.column
+        ids = [record.id for record in summary.records]
+        if name != "community" or rest or not any(run in chosen or run in fresh for run in ids):
+            continue
+        sees = " Δ" if summary.differences else ""
+        lines.append(
+            (
+                f"{summary.title}{sees} [{summary.protocol}]",
+                f"L{level}",
+                str(len(ids)),
+                spread_text([record.scores["validation"] for record in summary.records]),
+                spread_text([chosen[run] for run in ids if run in chosen]),
+                spread_text(summary.test()),
+                spread_text([fresh[run] for run in ids if run in fresh]),
+            )
+        )
+    if not lines:
+        return "Not evaluated yet (`sheafdeq evaluate results/runs --fresh`)."
+    header = (
+        "row",
+        "level",
+        "seeds",
+        "validation nodes",
+        "validation graphs",
+        "test graphs",
+        "fresh graphs",
+    )
+    return (
+        "Accuracy (%), median [min, max] over the seeds. Validation nodes lie in the training "
+        "graphs; six validation graphs (seeds 200 to 205) chose recipes; the three test graphs are "
+        "the paper's; ten fresh ones (1000 to 1009) chose nothing (`sheafdeq evaluate results/runs "
+        "--fresh --out results/evaluations`, and `--validation-graphs`).\n\n"
+        + markdown_grid(header, lines)
+    )
