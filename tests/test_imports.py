@@ -14,7 +14,7 @@ ROOT = Path(sheafdeq.__file__).parent
 # package or module -> what it imports from the others
 IMPORTS = """
 __main__: cli
-adjoints: distances errors solvers
+adjoints: derivatives distances errors full_precision solvers
 asynchronous: data diagnostics distances edges equilibrium errors records recurrence solvers
 certificates: adjoints constructions data diagnostics distances edges equilibrium errors layers
     models ops recurrence solvers theory
@@ -22,22 +22,24 @@ cli: asynchronous certificates data diagnostics distances distributed equilibriu
     evaluation explorer identity ops options predictions printable records registry regular_file
     report speed training user_models
 constructions: data distances errors layers models solvers
-data: edges errors options plain_tensor regular_file
-diagnostics: data distances equilibrium errors solvers
+data: edges errors full_precision options plain_tensor regular_file
+derivatives: errors
+diagnostics: data distances equilibrium errors full_precision solvers
 distances: errors
-distributed: adjoints certificates data distances edges equilibrium errors machine models
-    solvers training
+distributed: adjoints certificates data derivatives distances edges equilibrium errors machine
+    models solvers training
 edges: errors plain_tensor
-equilibrium: adjoints data distances errors plain_tensor solvers
+equilibrium: adjoints data distances errors full_precision options plain_tensor solvers
 errors:
 evaluation: data equilibrium errors records training
 explorer: asynchronous data diagnostics distances edges equilibrium errors report solvers
+full_precision:
 fuzzing: cli data edges errors ops options records registry report training
 identity: errors
 layers: data edges equilibrium errors ops recurrence solvers theory
 machine:
-models: adjoints data distances edges equilibrium errors layers ops recurrence solvers
-ops: edges errors plain_tensor threads
+models: adjoints data derivatives distances edges equilibrium errors layers ops recurrence solvers
+ops: derivatives edges errors plain_tensor threads
 options: errors
 plain_tensor: errors
 predictions: certificates data equilibrium errors models report solvers

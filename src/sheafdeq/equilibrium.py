@@ -13,17 +13,21 @@ they ask only whether it is an
 
 from __future__ import annotations
 
+import inspect
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from sheafdeq.adjoints import Adjoint, adjoint_from
-from sheafdeq.data.graph import Graph
+from sheafdeq.data.graph import AnyGraph, Graph
 from sheafdeq.distances import RELATIVE_ENTRY, Distance
 from sheafdeq.errors import InputError
+from sheafdeq.full_precision import full_precision
+from sheafdeq.options import unknown_name
 from sheafdeq.plain_tensor import plain_tensor
 from sheafdeq.solvers import Partition, Picard, Solution, Solver, solver_from
 from sheafdeq.solvers.fixed_point import FixedPointSolver
@@ -74,13 +78,13 @@ class GraphModel(nn.Module):
     edge_dim: int | None = None
 
     @abstractmethod
-    def run(self, graph: Graph, **options: Any) -> Output:
-        """Outputs for a checked graph, with the solution where there is one."""
+    def run(self, graph: AnyGraph, **options: Any) -> Output:
+        """Outputs for a graph, with the solution where there is one."""
 
     def forward(
         self,
-        x: Tensor,
-        edge_index: Tensor,
+        x: Tensor | AnyGraph,
+        edge_index: Any = None,
         edge_attr: Tensor | None = None,
         batch: Tensor | None = None,
         *,
@@ -89,11 +93,12 @@ class GraphModel(nn.Module):
     ) -> Any:
         """Node outputs (n, o), or ``(outputs, solution)`` with ``return_info=True``.
 
-        ``x`` (n, f), ``edge_index`` (2, e), ``edge_attr`` (e, d_e), ``batch`` (n,) as in PyG.
+        ``x`` (n, f), ``edge_index`` (2, e), ``edge_attr`` (e, d_e), ``batch`` (n,) as in PyG, or a
+        ``Data`` or ``Batch`` (or :class:`~sheafdeq.data.graph.Graph`) in the place of all four.
         Further options go to :meth:`run` (for equilibrium models: ``steps=100`` continues past the
         trained horizon).
         """
-        output = self.run(Graph.build(x, edge_index, edge_attr, batch), **options)
+        output = self.run(_graph(x, edge_index, edge_attr, batch), **options)
         return (output.logits, output.solution) if return_info else output.logits
 
     def reset_parameters(self) -> None:
@@ -146,6 +151,22 @@ class GraphModel(nn.Module):
         return sum(p.numel() for p in self.parameters() if p.requires_grad)
 
 
+def _graph(x: Any, edge_index: Any, edge_attr: Any, batch: Any) -> Graph:
+    """The graph of tensors, or of one object that holds them."""
+    if edge_index is not None and (isinstance(x, Tensor) or not hasattr(x, "x")):
+        return Graph.build(x, edge_index, edge_attr, batch)
+    beside = {"edge_index": edge_index, "edge_attr": edge_attr, "batch": batch}
+    given = [name for name, value in beside.items() if value is not None]
+    if isinstance(x, Tensor):
+        raise InputError("edge_index is missing: call model(x, edge_index) or model(data)")
+    if given:
+        raise InputError(
+            f"a {type(x).__name__} brings its own edges: leave {' and '.join(given)} out, or give "
+            "x as a tensor"
+        )
+    return Graph.of(x)
+
+
 def _reset(module: nn.Module) -> None:
     for part in module.children():
         reset = getattr(part, "reset_parameters", None)
@@ -162,15 +183,17 @@ class ExplicitModel(GraphModel):
     def logits(self, graph: Graph) -> Tensor:
         """(n, o)."""
 
-    def run(self, graph: Graph, **options: Any) -> Output:
+    def run(self, graph: AnyGraph, **options: Any) -> Output:
         """Outputs; a feed-forward network has no solution to report."""
         if options:
             raise InputError(
                 f"{type(self).__name__} is feed-forward and takes no solver options, "
                 f"got {sorted(options)}"
             )
-        self.check(graph)
-        return Output(self.logits(graph))
+        graph = Graph.of(graph)
+        with full_precision(graph.x.device):
+            self.check(graph)
+            return Output(self.logits(graph))
 
 
 class EquilibriumModel(GraphModel):
@@ -276,21 +299,39 @@ class EquilibriumModel(GraphModel):
         exponent = 100 if start.dtype == torch.float32 else 900
         return torch.where(start > 0, start.clamp(2.0**-exponent, 2.0**exponent), start)
 
-    def run(self, graph: Graph, **options: Any) -> Output:
-        """Solve on a checked graph and read out.
+    def run(self, graph: AnyGraph, **options: Any) -> Output:
+        """Solve on a graph and read out.
 
         Options: ``steps`` (continue past, or stop before, the trained horizon), ``initial_state``
-        (n, c), ``solver``,
-        ``adjoint``, ``observe`` (called with every state).
+        (n, c), ``solver`` and ``adjoint`` (objects, or names as in the constructor), ``observe``
+        (called with every state).
         """
-        self.check(graph)
-        context = self.prepare(graph)
-        solution = self.solve(context, graph, **options)
-        return Output(self.readout(solution.value, context), solution)  # type: ignore[operator]
+        graph, options = Graph.of(graph), self._solve_options(options)
+        with full_precision(graph.x.device):
+            self.check(graph)
+            context = self.prepare(graph)
+            solution = self.solve(context, graph, **options)
+            return Output(self.readout(solution.value, context), solution)  # type: ignore[operator]
+
+    def _solve_options(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Options of :meth:`solve` as they were given, names replaced by the objects they name."""
+        known = _options_of_solve(type(self))
+        for name in options:
+            if name not in known:
+                raise unknown_name(f"{type(self).__name__} takes no option", name, known)
+        options = dict(options)
+        if options.get("solver") is not None:
+            steps = options.get("steps")
+            options["solver"] = solver_from(
+                options["solver"], self.steps if steps is None else steps
+            )
+        if options.get("adjoint") is not None:
+            options["adjoint"] = adjoint_from(options["adjoint"])
+        return options
 
     def run_to_equilibrium(
         self,
-        graph: Graph,
+        graph: AnyGraph,
         *,
         tolerance: float = EQUILIBRIUM_TOLERANCE,
         steps: int = EQUILIBRIUM_STEPS,
@@ -301,15 +342,32 @@ class EquilibriumModel(GraphModel):
         This is what a guaranteed model promises and is judged by; the trained horizon is a training
         device. Others may be asked too, and the status says what came of it.
         """
-        self.check(graph)
-        context = self.prepare(graph)
+        graph = Graph.of(graph)
         solver = Picard(steps=steps, tolerance=tolerance, stop_early=True)
-        solution = self.solve_to_equilibrium(context, graph, solver)
-        return Output(self.readout(solution.value, context), solution)  # type: ignore[operator]
+        with full_precision(graph.x.device):
+            self.check(graph)
+            context = self.prepare(graph)
+            solution = self.solve_to_equilibrium(context, graph, solver)
+            return Output(self.readout(solution.value, context), solution)  # type: ignore[operator]
 
     def solve_to_equilibrium(self, context: Any, graph: Graph, solver: Solver) -> Solution:
         """Iterate the prepared map with a solver that stops at a tolerance."""
         return self.solve(context, graph, solver=solver)
+
+
+@cache
+def _options_of_solve(kind: type) -> tuple[str, ...]:
+    """Names that ``solve`` takes, in this class or one above it."""
+    signatures = (
+        inspect.signature(vars(above)["solve"]) for above in kind.__mro__ if "solve" in vars(above)
+    )
+    names = {
+        name: None
+        for signature in signatures
+        for name, parameter in signature.parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
+    return tuple(names)
 
 
 class EquilibriumLayer(EquilibriumModel):

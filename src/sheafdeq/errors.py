@@ -11,6 +11,7 @@ __all__ = [
     "BackwardWarning",
     "ConvergenceError",
     "DataError",
+    "DerivativeError",
     "IncompatibleError",
     "InputError",
     "KernelWarning",
@@ -47,6 +48,10 @@ class OptionError(InputError, UsageError):
 
 class DataError(SheafDEQError):
     """A data file is missing, corrupt, of the wrong checksum, or of a kind that is refused."""
+
+
+class DerivativeError(SheafDEQError, RuntimeError):
+    """A derivative that is not written was asked for; the message names the path that has it."""
 
 
 class RecordError(SheafDEQError):

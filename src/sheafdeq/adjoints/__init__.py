@@ -28,6 +28,13 @@ class Adjoint(Protocol):
 def adjoint_from(choice: str | Adjoint) -> Adjoint:
     """An adjoint object, or one of ``unrolled``, ``implicit``, ``truncated`` (or
     ``truncated:k``)."""
+    if isinstance(choice, type) or not (
+        isinstance(choice, str) or callable(getattr(choice, "solve", None))
+    ):
+        raise InputError(
+            f"unknown gradient {choice!r}: choose 'unrolled', 'implicit', 'truncated' or "
+            "'truncated:k', or pass an adjoint object such as Implicit()"
+        )
     if not isinstance(choice, str):
         return choice
     if choice == "unrolled":

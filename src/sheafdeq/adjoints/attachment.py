@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sheafdeq.derivatives import differentiable_once
+from sheafdeq.full_precision import full_precision
+
 __all__ = ["attach"]
 
 
@@ -21,9 +24,10 @@ class _Attach(torch.autograd.Function):
         return value.clone()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @differentiable_once
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.solve_adjoint(cotangent), None, None
+        with full_precision(cotangent.device):
+            return ctx.solve_adjoint(cotangent), None, None
 
 
 def attach(value: Tensor, attached: Tensor, solve_adjoint: Callable[[Tensor], Tensor]) -> Tensor:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from sheafdeq.asynchronous.schedule import Conditions, Slot, SlotSource, Violation
 from sheafdeq.asynchronous.trace import Trace
-from sheafdeq.data.graph import Graph
+from sheafdeq.data.graph import AnyGraph, Graph
 from sheafdeq.diagnostics.measure import evaluating
 from sheafdeq.distances import RELATIVE_SUP
 from sheafdeq.edges import Edges
@@ -76,7 +76,7 @@ class Simulation:
 
 
 def simulate(
-    model: EquilibriumModel, graph: Graph, schedule: SlotSource, **options: Any
+    model: EquilibriumModel, graph: AnyGraph, schedule: SlotSource, **options: Any
 ) -> Simulation:
     """One run; options as in :func:`simulate_many`."""
     return simulate_many(model, graph, [schedule], **options)[0]
@@ -84,7 +84,7 @@ def simulate(
 
 def simulate_many(
     model: EquilibriumModel,
-    graph: Graph,
+    graph: AnyGraph,
     schedules: Sequence[SlotSource],
     *,
     work: float,
@@ -114,6 +114,7 @@ def simulate_many(
         )
     if not work > 0:
         raise InputError(f"work must be positive (mean updates a node), got {work!r}")
+    graph = Graph.of(graph)
     with evaluating(model):
         context = model.prepare(graph) if context is None else context
         start = model.initial_state(context) if initial_state is None else initial_state

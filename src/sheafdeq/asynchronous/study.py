@@ -56,7 +56,7 @@ from torch import Tensor
 
 from sheafdeq.asynchronous.schedule import Schedule
 from sheafdeq.asynchronous.simulate import Simulation, simulate_many
-from sheafdeq.data.graph import Graph
+from sheafdeq.data.graph import AnyGraph, Graph
 from sheafdeq.diagnostics.measure import EPSILON, Score, evaluating, json_number, json_numbers
 from sheafdeq.equilibrium import EquilibriumModel
 from sheafdeq.errors import InputError
@@ -213,7 +213,7 @@ class StalenessStudy:
 
 def staleness_study(
     model: EquilibriumModel,
-    graph: Graph,
+    graph: AnyGraph,
     conditions: Sequence[Schedule],
     *,
     samples: int = 20,
@@ -234,6 +234,7 @@ def staleness_study(
     """
     if samples < 1:
         raise InputError(f"samples must be at least 1, got {samples!r}")
+    graph = Graph.of(graph)
     with evaluating(model):
         context = model.prepare(graph)
         start = model.initial_state(context) if initial_state is None else initial_state

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sheafdeq.data.graph import Graph
+from sheafdeq.data.graph import AnyGraph, Graph
 from sheafdeq.diagnostics.measure import evaluating
 from sheafdeq.distances import RELATIVE_SUP
 from sheafdeq.equilibrium import EquilibriumModel
@@ -73,7 +73,7 @@ class _Part:
 
 def run_threads(
     model: EquilibriumModel,
-    graph: Graph,
+    graph: AnyGraph,
     parts: int | Tensor = 2,
     *,
     rounds: int = 100,
@@ -93,6 +93,7 @@ def run_threads(
         raise InputError(
             f"rounds must be at least 1 and staleness at least 0, got {rounds!r} and {staleness!r}"
         )
+    graph = Graph.of(graph)
     part_of_node = _assignment(parts, graph.num_nodes)
     with evaluating(model):
         context = model.prepare(graph)

@@ -21,7 +21,7 @@ from sheafdeq.certificates.certificate import Certificate, Level, Verdict
 from sheafdeq.certificates.examine import examine
 from sheafdeq.certificates.problem import EFFORTS, Effort, Problem
 from sheafdeq.certificates.rule import Prover, registered_rule
-from sheafdeq.data.graph import Graph
+from sheafdeq.data.graph import AnyGraph, Graph
 from sheafdeq.equilibrium import EquilibriumModel
 from sheafdeq.errors import InputError
 
@@ -34,7 +34,7 @@ eigenvalues, an empty box."""
 
 def certify(
     model: EquilibriumModel,
-    graph: Graph,
+    graph: AnyGraph,
     *,
     equilibrium: Tensor | None = None,
     effort: str | Effort = "normal",
@@ -61,7 +61,7 @@ def certify(
         effort = EFFORTS[effort]
     started = time.perf_counter()
     model = copy.deepcopy(model).to("cpu", torch.float64).eval()
-    graph = graph.to("cpu", torch.float64)
+    graph = Graph.of(graph).to("cpu", torch.float64)
     model.check(graph)
     if graph.num_nodes == 0:
         raise InputError(

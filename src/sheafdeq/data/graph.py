@@ -23,16 +23,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from sheafdeq.data.sparse_matrix import entries_of, is_sparse_matrix
 from sheafdeq.edges import Edges
 from sheafdeq.errors import InputError
+from sheafdeq.full_precision import autocasting
 from sheafdeq.plain_tensor import plain_tensor
 
-__all__ = ["Graph"]
+__all__ = ["AnyGraph", "Graph"]
+
+AnyGraph: TypeAlias = Any
+"""What :meth:`Graph.of` takes: a :class:`Graph`, or a PyG ``Data`` or ``Batch``."""
 
 _INDEX_TYPES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 
@@ -41,8 +46,8 @@ _INDEX_TYPES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 class Graph:
     """One graph, or the disjoint union of several, with node and edge features.
 
-    Build it with :meth:`build` (checks and sorts) or :meth:`from_data` (a PyG ``Data`` or
-    ``Batch``); the plain constructor trusts its arguments.
+    Build it with :meth:`build` (checks and sorts), :meth:`from_data` (a PyG ``Data`` or ``Batch``)
+    or :meth:`of` (whatever holds a graph); the plain constructor trusts its arguments.
     """
 
     x: Tensor  # (n, f) node features
@@ -58,7 +63,7 @@ class Graph:
     @staticmethod
     def build(
         x: Tensor,
-        edge_index: Tensor,
+        edge_index: Any,
         edge_attr: Tensor | None = None,
         batch: Tensor | None = None,
         *,
@@ -66,6 +71,9 @@ class Graph:
     ) -> Graph:
         """Check every tensor, sort the edges by target, and return a :class:`Graph`.
 
+        ``edge_index`` (2, e) may also be the transposed adjacency matrix (n, n), as a COO, CSR or
+        CSC tensor or torch_sparse's ``SparseTensor`` (:mod:`~sheafdeq.data.sparse_matrix`);
+        ``edge_attr`` (e,) is one feature.
         Tensor subclasses (PyG's ``EdgeIndex``, ``nn.Parameter``) and lazily negated views become
         plain tensors here (:func:`~sheafdeq.plain_tensor.plain_tensor`). Raises
         :class:`~sheafdeq.errors.InputError` (a ``ValueError``) that names what came and what is
@@ -73,6 +81,8 @@ class Graph:
         """
         x = _checked_features(x, "x")
         n = x.shape[0]
+        if is_sparse_matrix(edge_index):
+            edge_index, edge_attr = _from_matrix(edge_index, edge_attr, n)
         edge_index = _checked_edge_index(edge_index, n, x.device)
         if edge_attr is not None:
             edge_attr = _checked_edge_attr(edge_attr, edge_index.shape[1], x)
@@ -89,25 +99,35 @@ class Graph:
 
     @staticmethod
     def from_data(data: Any) -> Graph:
-        """A PyG ``Data`` or ``Batch`` (anything with ``x`` and ``edge_index``)."""
-        for name in ("x", "edge_index"):
-            if getattr(data, name, None) is None:
+        """A PyG ``Data`` or ``Batch`` (anything with ``x``, and ``edge_index`` or ``adj_t``)."""
+        if callable(getattr(data, "to_homogeneous", None)):
+            raise InputError(
+                f"a {type(data).__name__} has several kinds of nodes or edges: give one kind, for "
+                "example data.to_homogeneous()"
+            )
+        edge_index = getattr(data, "edge_index", None)
+        if edge_index is None:
+            edge_index = getattr(data, "adj_t", None)
+        for name, value in (("x", getattr(data, "x", None)), ("edge_index", edge_index)):
+            if value is None:
                 raise InputError(
-                    f"the graph has no '{name}': give a PyG Data object with x and edge_index"
+                    f"the graph has no '{name}': give a PyG Data object with x and edge_index (or "
+                    f"adj_t), got {type(data).__name__}"
                 )
-        edge_attr = getattr(data, "edge_attr", None)
-        if isinstance(edge_attr, Tensor):
-            edge_attr = plain_tensor(edge_attr, "edge_attr")
-            edge_attr = edge_attr.unsqueeze(-1) if edge_attr.dim() == 1 else edge_attr
         return Graph.build(
             data.x,
-            data.edge_index,
-            edge_attr,
+            edge_index,
+            getattr(data, "edge_attr", None),
             getattr(data, "batch", None),
             num_graphs=getattr(data, "num_graphs", None)
             if getattr(data, "batch", None) is not None
             else None,
         )
+
+    @staticmethod
+    def of(graph: AnyGraph) -> Graph:
+        """A :class:`Graph` as it is, a PyG ``Data`` or ``Batch`` checked."""
+        return graph if isinstance(graph, Graph) else Graph.from_data(graph)
 
     @staticmethod
     def union(graphs: Sequence[Graph]) -> Graph:
@@ -246,6 +266,8 @@ def _checked_features(x: Any, name: str) -> Tensor:
         raise InputError(f"{name} must have shape (nodes, features), got shape {tuple(x.shape)}")
     if not x.dtype.is_floating_point:
         raise InputError(f"{name} must be floating point, got {x.dtype}: call .float() first")
+    if x.dtype in (torch.float16, torch.bfloat16) and autocasting(x.device):
+        x = x.float()  # what stands before the model in an autocast region computes in this type
     if x.dtype in (torch.float16, torch.bfloat16):
         raise InputError(
             f"{name} is {x.dtype}: equilibria are solved in float32 or float64, convert first"
@@ -257,6 +279,21 @@ def _checked_features(x: Any, name: str) -> Tensor:
         )
     result: Tensor = x
     return result
+
+
+def _from_matrix(matrix: Any, edge_attr: Tensor | None, n: int) -> tuple[Tensor, Tensor | None]:
+    """edge_index and edge_attr of an adjacency matrix."""
+    edge_index, values = entries_of(matrix, n)
+    if values is None or (values.dim() == 1 and bool((values == 1).all())):
+        return edge_index, edge_attr
+    if values.dim() == 1:
+        raise InputError(
+            "the adjacency matrix has values other than one: give them as edge_attr (one feature), "
+            "and edge_index without"
+        )
+    if edge_attr is not None:
+        raise InputError("the adjacency matrix holds edge features, and edge_attr was given too")
+    return edge_index, values
 
 
 def _checked_edge_index(edge_index: Any, n: int, device: torch.device) -> Tensor:
@@ -298,6 +335,7 @@ def _checked_edge_attr(edge_attr: Any, e: int, x: Tensor) -> Tensor:
             f"{type(edge_attr).__name__}"
         )
     edge_attr = plain_tensor(edge_attr, "edge_attr")
+    edge_attr = edge_attr.unsqueeze(-1) if edge_attr.dim() == 1 else edge_attr
     if edge_attr.dim() != 2 or edge_attr.shape[0] != e:
         raise InputError(
             f"edge_attr must have shape ({e}, width), one row for each edge, got "

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from sheafdeq.full_precision import full_precision
+
 __all__ = ["EPSILON", "Score", "evaluating", "json_number", "json_numbers"]
 
 EPSILON = 1e-12
@@ -20,11 +22,13 @@ Score = Callable[[Tensor], float]
 
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Evaluation mode (dropout off) and no gradients inside, the former mode afterwards."""
+    """Evaluation mode (dropout off), no gradients and full precision inside, the former mode
+    afterwards."""
     before = model.training
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), full_precision(device):
             yield
     finally:
         model.train(before)

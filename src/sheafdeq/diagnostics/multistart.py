@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sheafdeq.data.graph import Graph
+from sheafdeq.data.graph import AnyGraph, Graph
 from sheafdeq.diagnostics.measure import Score, evaluating, json_numbers
 from sheafdeq.diagnostics.residuals import Point, Trajectory, continue_iteration
 from sheafdeq.distances import RELATIVE_SUP
@@ -155,7 +155,7 @@ def random_start(like: Tensor, scale: float, seed: int, order: float = 2.0) -> T
 
 def multistart(
     model: EquilibriumModel,
-    graph: Graph,
+    graph: AnyGraph,
     *,
     iterations: int = 100,
     scales: Sequence[float] = SCALES,
@@ -176,6 +176,7 @@ def multistart(
         raise InputError(
             f"{type(model).__name__} is feed-forward: it has no recurrence to continue"
         )
+    graph = Graph.of(graph)
     with evaluating(model):
         context = model.prepare(graph)
         default = model.initial_state(context)

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sheafdeq.data.graph import Graph
+from sheafdeq.data.graph import AnyGraph, Graph
 from sheafdeq.diagnostics.measure import EPSILON, Score, evaluating, json_number, json_numbers
 from sheafdeq.distances import RELATIVE_SUP, THOMPSON
 from sheafdeq.equilibrium import EquilibriumModel
@@ -126,7 +126,7 @@ class Trajectory:
 
 def continue_iteration(
     model: EquilibriumModel,
-    graph: Graph,
+    graph: AnyGraph,
     *,
     iterations: int = 100,
     start: Tensor | None = None,
@@ -151,6 +151,7 @@ def continue_iteration(
     lost, in the score's own units (percentage points for accuracies).
     """
     with evaluating(model):
+        graph = Graph.of(graph)
         context = model.prepare(graph) if context is None else context
         first = model.initial_state(context) if start is None else start
         watch = _Watch(

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sheafdeq.data.graph import Graph
+from sheafdeq.data.graph import AnyGraph, Graph
 from sheafdeq.diagnostics.eigenvalue import largest_eigenvalue
 from sheafdeq.diagnostics.measure import json_number
 from sheafdeq.distances import RELATIVE_SUP
@@ -61,7 +61,7 @@ class Spectrum:
 
 def spectral_radius(
     model: EquilibriumModel,
-    graph: Graph,
+    graph: AnyGraph,
     state: Tensor,
     *,
     context: Any = None,
@@ -72,12 +72,13 @@ def spectral_radius(
     """Estimate the spectral radius of dT/dH at ``state`` (n, c)."""
     if not bool(torch.isfinite(state).all()):
         raise InputError("the state holds NaN or infinity: there is no Jacobian to examine")
+    state = state.detach()
     before = model.training
     model.eval()
     try:
         with torch.enable_grad():
-            context = model.prepare(graph) if context is None else context
-            point = state.detach().clone().requires_grad_()
+            context = model.prepare(Graph.of(graph)) if context is None else context
+            point = state.clone().requires_grad_()
             image = model.step(point, context)
             residual = float(RELATIVE_SUP(image.detach(), state).max()) if state.numel() else 0.0
             return _examine(point, image, residual, tolerance, max_restarts, seed)

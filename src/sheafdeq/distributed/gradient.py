@@ -21,6 +21,7 @@ from sheafdeq.adjoints import Implicit, Unrolled
 from sheafdeq.adjoints.backward import solve_backward, unsolved
 from sheafdeq.adjoints.implicit import warn_unsolved
 from sheafdeq.data.graph import Graph
+from sheafdeq.derivatives import differentiable_once
 from sheafdeq.distances import Distance
 from sheafdeq.distributed.adjoint import Parts
 from sheafdeq.distributed.engine import Engine, PartSource
@@ -285,7 +286,7 @@ class _Attach(torch.autograd.Function):
         return outputs.view_as(outputs)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @differentiable_once
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
         job: _Job = ctx.job
         totals = job.owner._backward(job, cotangent)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sheafdeq.data.graph import Graph
+from sheafdeq.data.graph import AnyGraph, Graph
 from sheafdeq.distributed.assignment import checked_assignment, edge_cut, partition
 from sheafdeq.distributed.asynchronous import Pace, solve_asynchronously
 from sheafdeq.distributed.engine import Engine, PartSource
@@ -132,7 +132,7 @@ def engine_for(
 
 def infer(
     model: EquilibriumModel,
-    graph: Graph,
+    graph: AnyGraph,
     parts: int | Tensor | Sequence[int] = 2,
     *,
     mode: str = "sync",
@@ -173,6 +173,7 @@ def infer(
         engine_options: ``threads``, ``faults``, ``seed``, ``ray_address``.
     """
     checked_model(model)
+    graph = Graph.of(graph)
     model.check(graph)
     team_parts, facts = divide(graph, parts, method=method)
     check_parts(model, graph, team_parts)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sheafdeq.data.graph import Graph
+from sheafdeq.derivatives import differentiable_once
 from sheafdeq.edges import Edges
 from sheafdeq.equilibrium import ExplicitModel
 from sheafdeq.errors import InputError
@@ -243,7 +244,7 @@ class _InverseSquareRoot(torch.autograd.Function):
         return result
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         root, vectors = ctx.saved_tensors
         a, b = root.unsqueeze(-1), root.unsqueeze(-2)

@@ -31,9 +31,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from sheafdeq.derivatives import differentiable_once
 from sheafdeq.edges import Edges
 from sheafdeq.errors import InputError
 from sheafdeq.ops.native_calls import check_tensors, dense, native, native_layout
@@ -258,7 +258,7 @@ class _Blocks(torch.autograd.Function):
         return tuple(results)
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         tensors = ctx.saved_tensors
         weight, sizes = tensors[3], tensors[5]
@@ -345,7 +345,7 @@ class _Product(torch.autograd.Function):
         return product if step is None else step  # type: ignore[return-value]
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *tensors, product = ctx.saved_tensors
         values = tensors[4]

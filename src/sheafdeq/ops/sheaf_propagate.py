@@ -20,9 +20,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from sheafdeq.derivatives import differentiable_once
 from sheafdeq.edges import Edges
 from sheafdeq.ops.native_calls import Native, check_tensors, cut, native, native_layout, pad, serves
 from sheafdeq.ops.native_module import NORM_FLOOR
@@ -175,7 +175,7 @@ class _Propagate(torch.autograd.Function):
         return cut(out, d, q)
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         calls, grad = native(grad.dtype), plain_tensor(grad, "the gradient")
         gradients = _edge_backward(

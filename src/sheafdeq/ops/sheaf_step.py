@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from sheafdeq.derivatives import differentiable_once
 from sheafdeq.edges import Edges
 from sheafdeq.errors import InputError
 from sheafdeq.ops.native_calls import check_tensors, cut, native, native_layout, serves
@@ -200,7 +200,7 @@ class _Step(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         state, tanh, *parameters, edge_hidden = ctx.saved_tensors
         grad = plain_tensor(grad, "the gradient")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sheafdeq.data.graph import Graph
+from sheafdeq.data.graph import AnyGraph, Graph
 from sheafdeq.equilibrium import EquilibriumModel
 
 __all__ = ["Attack", "attack"]
@@ -44,7 +44,7 @@ class Attack:
 
 def attack(
     model: EquilibriumModel,
-    graph: Graph,
+    graph: AnyGraph,
     radius: float,
     *,
     restarts: int = 20,
@@ -61,7 +61,7 @@ def attack(
     """
     generator = torch.Generator().manual_seed(seed)
     model = copy.deepcopy(model).to(torch.float64).eval()
-    graph = graph.to(torch.float64)
+    graph = Graph.of(graph).to(torch.float64)
     short = copy.copy(model)
     if horizon is not None:
         short.solver = model.solver.with_steps(horizon)

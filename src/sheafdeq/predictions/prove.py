@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sheafdeq.certificates import certify
-from sheafdeq.data.graph import Graph
+from sheafdeq.data.graph import AnyGraph, Graph
 from sheafdeq.equilibrium import EquilibriumModel
 from sheafdeq.errors import InputError
 from sheafdeq.predictions.lead import leads
@@ -44,7 +44,7 @@ class _Clock:
 
 
 def certify_predictions(
-    model: EquilibriumModel, graph: Graph, *, radius: float = 0.0, state: Tensor | None = None
+    model: EquilibriumModel, graph: AnyGraph, *, radius: float = 0.0, state: Tensor | None = None
 ) -> Predictions:
     """Which labels are proved, for the stored features or for all within ``radius`` of them.
 
@@ -60,7 +60,7 @@ def certify_predictions(
         raise InputError(f"radius must be a finite number, 0 or more, got {radius!r}")
     started = _Clock(time.perf_counter(), time.process_time())
     model = copy.deepcopy(model).to("cpu", torch.float64).eval()
-    graph = graph.to("cpu", torch.float64)
+    graph = Graph.of(graph).to("cpu", torch.float64)
     model.check(graph)
     if model.out_channels < 2:
         raise InputError(

@@ -65,8 +65,9 @@ def solver_from(choice: str | Solver | None, steps: int) -> Solver:
         return Picard(steps=steps)
     if choice == "anderson":
         return Anderson(steps=steps)
-    if isinstance(choice, str):
+    if isinstance(choice, str | type) or not callable(getattr(choice, "solve", None)):
         raise InputError(
-            f"unknown solver {choice!r}: choose 'picard', 'anderson', or pass a solver object"
+            f"unknown solver {choice!r}: choose 'picard', 'anderson', or pass a solver object such "
+            "as Anderson(100)"
         )
     return choice
