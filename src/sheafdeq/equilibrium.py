@@ -315,7 +315,7 @@ class EquilibriumModel(GraphModel):
 
     def _solve_options(self, options: dict[str, Any]) -> dict[str, Any]:
         """Options of :meth:`solve` as they were given, names replaced by the objects they name."""
-        known = _options_of_solve(type(self))
+        known = _options_of_solve(type(self))  # type: ignore[arg-type]  # a type is hashable
         for name in options:
             if name not in known:
                 raise unknown_name(f"{type(self).__name__} takes no option", name, known)
