@@ -145,7 +145,7 @@ template <class T> struct NodePass {
   T* state_grad = nullptr;  // (n, d q)
 };
 
-constexpr int specialised_dimensions = 6;
+constexpr int specialised_dimensions = 4;
 constexpr int largest_dimension = 16;
 
 // The two passes of one stalk dimension.
@@ -173,7 +173,7 @@ template <class T> struct BlockKernels {
 // The copy of the kernels for one instruction set and scalar type.
 template <class T> struct Kernels {
   int lanes;
-  EdgeFunctions<T> edges[specialised_dimensions];  // d = 1..6; null where the general functions serve
+  EdgeFunctions<T> edges[specialised_dimensions];  // d = 1..4; null where the general functions serve
   std::int64_t (*edge_scratch)(int d, int hidden, int channels);
   void (*node_forward)(const NodePass<T>&, std::int64_t first, std::int64_t last, T* scratch);
   void (*node_backward)(const NodePass<T>&, std::int64_t first, std::int64_t last, T* scratch, double* parameter_grad);

@@ -25,9 +25,12 @@ const BlockFunctions<SHEAFDEQ_SCALAR> SHEAFDEQ_NAME = block_functions<0>();
 #define SHEAFDEQ_NAME SHEAFDEQ_JOIN(blocks_, SHEAFDEQ_SCALAR, SHEAFDEQ_VARIANT)
 extern const BlockKernels<SHEAFDEQ_SCALAR> SHEAFDEQ_NAME;
 const BlockKernels<SHEAFDEQ_SCALAR> SHEAFDEQ_NAME = {
-    {block_functions<1>(), block_functions<2>(), block_functions<3>(),
-#if SHEAFDEQ_UNROLLED >= 6
-     block_functions<4>()
+    {
+#if SHEAFDEQ_UNROLLED >= 3
+        block_functions<1>(), block_functions<2>(), block_functions<3>(),
+#endif
+#if SHEAFDEQ_UNROLLED >= 4
+        block_functions<4>(),
 #endif
     },
     block_scratch<SHEAFDEQ_SCALAR>,
@@ -36,3 +39,5 @@ const BlockKernels<SHEAFDEQ_SCALAR> SHEAFDEQ_NAME = {
 #endif
 
 }  // namespace sheafdeq
+
+#undef SHEAFDEQ_NAME

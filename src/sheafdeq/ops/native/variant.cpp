@@ -1,6 +1,6 @@
 // One copy of the kernels for one instruction set and scalar type. Compiled several times: SHEAFDEQ_VARIANT
 // names the copy, SHEAFDEQ_SCALAR its type; with SHEAFDEQ_ANY_DIMENSION it serves stalks beyond the
-// specialised sizes, which are 1 to 6, or 1 to 3 (SHEAFDEQ_UNROLLED).
+// specialised sizes, which are 1 to SHEAFDEQ_UNROLLED. It may stand in one unit with block_variant.cpp.
 #include "edges.hpp"
 #include "nodes.hpp"
 
@@ -27,9 +27,12 @@ template <int D> constexpr EdgeFunctions<SHEAFDEQ_SCALAR> edge_functions() {
 extern const Kernels<SHEAFDEQ_SCALAR> SHEAFDEQ_NAME;
 const Kernels<SHEAFDEQ_SCALAR> SHEAFDEQ_NAME = {
     Lanes<SHEAFDEQ_SCALAR>::W,
-    {edge_functions<1>(), edge_functions<2>(), edge_functions<3>(),
-#if SHEAFDEQ_UNROLLED >= 6
-     edge_functions<4>(), edge_functions<5>(), edge_functions<6>()
+    {
+#if SHEAFDEQ_UNROLLED >= 3
+        edge_functions<1>(), edge_functions<2>(), edge_functions<3>(),
+#endif
+#if SHEAFDEQ_UNROLLED >= 4
+        edge_functions<4>(),
 #endif
     },
     edge_scratch<SHEAFDEQ_SCALAR>,
@@ -42,3 +45,5 @@ const Kernels<SHEAFDEQ_SCALAR> SHEAFDEQ_NAME = {
 #endif
 
 }  // namespace sheafdeq
+
+#undef SHEAFDEQ_NAME
