@@ -34,7 +34,12 @@ EVERYTHING = {
         "step_noise": 0.01,
         "detached_steps": [0, 2],
     },
-    "augmentation": {"feature_noise": 0.1, "feature_shift": 0.2, "edge_dropout": 0.2},
+    "augmentation": {
+        "feature_noise": 0.1,
+        "feature_shift": 0.2,
+        "edge_dropout": 0.2,
+        "edge_noise": 0.1,
+    },
     "penalties": {
         "residual_weight": 1.0,
         "residual_max_weight": 0.1,
@@ -233,6 +238,19 @@ def test_edge_features_follow_their_edges(graph):
     marked = replace(graph, edge_attr=graph.edge_index.T.float())
     thinned = augmented(marked, AugmentationConfig(edge_dropout=0.3))
     assert torch.equal(thinned.edge_attr, thinned.edge_index.T.float())
+
+
+def test_noise_on_edge_features_keeps_signs_and_zeros_and_nothing_else(graph):
+    values = torch.linspace(-1, 1, 2 * graph.num_edges).view(-1, 2)
+    values[0] = 0.0
+    marked = replace(graph, edge_attr=values)
+    noisy = augmented(marked, AugmentationConfig(edge_noise=0.1))
+    assert torch.equal(noisy.edge_attr.sign(), values.sign())
+    spread = (noisy.edge_attr / values)[values != 0].log().std()
+    assert 0.05 < float(spread) < 0.2
+    assert torch.equal(noisy.x, graph.x)
+    assert torch.equal(noisy.edge_index, graph.edge_index)
+    assert augmented(graph, AugmentationConfig(edge_noise=0.1)).edge_attr is None
 
 
 def test_edges_that_are_scored_may_not_be_dropped():

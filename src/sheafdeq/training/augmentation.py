@@ -38,10 +38,13 @@ def augmented(graph: Graph, config: AugmentationConfig) -> Graph:
     if config.feature_shift:
         offset = config.feature_shift * torch.randn(graph.num_graphs, x.shape[1], dtype=x.dtype)
         x = x + offset[graph.graph_ids]
+    attributes = graph.edge_attr
+    if config.edge_noise and attributes is not None:
+        attributes = attributes * torch.exp(config.edge_noise * torch.randn_like(attributes))
     if not config.edge_dropout:
-        return replace(graph, x=x)
+        return replace(graph, x=x, edge_attr=attributes)
     kept = _kept_edges(graph, config.edge_dropout)
-    attributes = None if graph.edge_attr is None else graph.edge_attr[kept]
+    attributes = None if attributes is None else attributes[kept]
     edges = Edges.of(graph.edge_index[:, kept], graph.num_nodes, x.dtype)
     return Graph(x, edges, attributes, graph.graph_of_node, graph.num_graphs)
 

@@ -168,7 +168,8 @@ class SolveConfig(_Frozen):
 class AugmentationConfig(_Frozen):
     """Changes of the training graphs, drawn anew for each update and never seen by a score
     (:mod:`sheafdeq.training.augmentation`). Edge features, differences of node features among
-    them, stay as they are: what is blurred is where a node is, not how far its neighbours are.
+    them, stay as they are unless ``edge_noise`` says otherwise: what is blurred is where a node
+    is, not how far its neighbours are.
     """
 
     feature_noise: float = Field(default=0.0, ge=0)
@@ -179,6 +180,9 @@ class AugmentationConfig(_Frozen):
     edge_dropout: float = Field(default=0.0, ge=0, lt=1)
     """Share of the edges that are removed; the two directions of an edge go together, and degrees
     are those of the remaining graph."""
+    edge_noise: float = Field(default=0.0, ge=0)
+    """Standard deviation of log-normal noise: every edge feature is multiplied by exp(noise N(0,
+    1)), so that an edge cannot be recognised by exact features either."""
 
     @property
     def active(self) -> bool:
