@@ -47,16 +47,24 @@ class Edges:
     given_degree: Tensor | None = field(default=None, repr=False)
     given_weight: Tensor | None = field(default=None, repr=False)
     original: Edges | None = field(default=None, repr=False)  # the same edges with other weights
+    # (e,) how much each edge counts, >= 0; None: one each. A share of zero is an edge less
+    share: Tensor | None = field(default=None, repr=False)
 
     # ------------------------------------------------------------------ construction
 
     @staticmethod
     def of(
-        edge_index: Tensor, num_nodes: int, dtype: torch.dtype, counts: Tensor | None = None
+        edge_index: Tensor,
+        num_nodes: int,
+        dtype: torch.dtype,
+        counts: Tensor | None = None,
+        share: Tensor | None = None,
     ) -> Edges:
-        """The edges of a whole graph from ``edge_index`` (2, e), sorted by target."""
+        """The edges of a whole graph from ``edge_index`` (2, e), sorted by target; ``share`` (e,)
+        says how much each counts."""
         source, target = edge_index
-        return Edges(source, _pointer(target, num_nodes), num_nodes, dtype, counts)
+        pointer = _pointer(target, num_nodes)
+        return Edges(source, pointer, num_nodes, dtype, counts, share=share)
 
     @staticmethod
     def build(
@@ -127,21 +135,51 @@ class Edges:
         """(n,) int64 number of incoming edges: ``counts`` where given, else the stored ones."""
         return self.pointer.diff() if self.counts is None else self.counts
 
-    @cached_property
+    @property
+    def in_share(self) -> Tensor:
+        """(n,) shares of the incoming edges together: their number without shares."""
+        if self.share is None:
+            return self.in_degree.to(self.dtype)
+        return self.share.new_zeros(self.num_targets).index_add(0, self.target, self.share)
+
+    @property
     def degree(self) -> Tensor:
-        """(n,) number of incoming edges, clamped to at least one."""
-        if self.given_degree is not None:
-            return self.given_degree
-        return self.in_degree.clamp(min=1).to(self.dtype)
+        """(n,) number of incoming edges, or their shares together, and one where there is none."""
+        return self._degree_now() if self._differentiated else self._degree
+
+    @property
+    def weight(self) -> Tensor:
+        """(e,) the symmetric scalar normalisation 1 / sqrt(deg_u deg_v), times the share, unless
+        weights were given."""
+        return self._weight_now() if self._differentiated else self._weight
+
+    @property
+    def _differentiated(self) -> bool:
+        # what carries a gradient belongs to one backward pass and is never kept
+        return self.share is not None and self.share.requires_grad
 
     @cached_property
-    def weight(self) -> Tensor:
-        """(e,) the symmetric scalar normalisation 1 / sqrt(deg_u deg_v), unless weights were
-        given."""
+    def _degree(self) -> Tensor:
+        return self._degree_now()
+
+    @cached_property
+    def _weight(self) -> Tensor:
+        return self._weight_now()
+
+    def _degree_now(self) -> Tensor:
+        if self.given_degree is not None:
+            return self.given_degree
+        if self.share is None:
+            return self.in_degree.clamp(min=1).to(self.dtype)
+        total = self.in_share
+        return torch.where(total > 0, total, torch.ones_like(total))
+
+    def _weight_now(self) -> Tensor:
         if self.given_weight is not None:
             return self.given_weight
         root = self.degree.rsqrt()
-        return root[self.source] * root[self.target]
+        weight = root[self.source] * root[self.target]
+        return weight if self.share is None else weight * self.share
 
     @cached_property
     def by_source(self) -> Tensor:
@@ -159,7 +197,10 @@ class Edges:
         return {}
 
     def kept(self, key: Any, make: Callable[[], Made]) -> Made:
-        """What ``make`` returns, made once and kept while the edges live."""
+        """What ``make`` returns, made once and kept while the edges live (every time anew where
+        shares carry a gradient)."""
+        if self._differentiated:
+            return make()
         if key not in self._kept:
             self._kept.setdefault(key, make())
         made: Made = self._kept[key]
@@ -180,15 +221,30 @@ class Edges:
         counts = self.pointer[nodes + 1] - self.pointer[nodes]
         pointer = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
         degree, weight = self.degree[nodes], self.weight[edges]
+        share = None if self.share is None else self.share[edges]
         return Edges(
-            self.source[edges], pointer, self.num_sources, self.dtype, None, degree, weight
+            self.source[edges],
+            pointer,
+            self.num_sources,
+            self.dtype,
+            None,
+            degree,
+            weight,
+            share=share,
         )
 
     def reading(self, source: Tensor, num_sources: int) -> Edges:
         """The same edges reading another table: edge k reads row ``source[k]`` of ``num_sources``
         rows."""
         return Edges(
-            source, self.pointer, num_sources, self.dtype, self.counts, self.degree, self.weight
+            source,
+            self.pointer,
+            num_sources,
+            self.dtype,
+            self.counts,
+            self.degree,
+            self.weight,
+            share=self.share,
         )
 
     def reweighted(self, weight: Tensor) -> Edges:
@@ -265,6 +321,7 @@ class Edges:
             moved(self.counts),
             moved(self.given_degree, dtype),
             moved(self.given_weight, dtype),
+            share=moved(self.share, dtype),
         )
 
     def __reduce__(self) -> Any:  # copies and pickles leave behind what can be derived

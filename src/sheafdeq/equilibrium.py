@@ -40,6 +40,7 @@ __all__ = [
     "EquilibriumModel",
     "ExplicitModel",
     "GraphModel",
+    "MaskedReadout",
     "Output",
     "Readout",
 ]
@@ -70,12 +71,45 @@ class Readout(nn.Linear):
         return super().forward(state)
 
 
+class MaskedReadout(Readout):
+    r"""A linear readout :math:`r(M \odot N(H)) + s(X)` with options: a LayerNorm N, a linear map s
+    of the features, and a dropout mask M.
+
+    The context has the fields ``readout_mask`` (n, c) and ``features`` (n, f), None where unused.
+    """
+
+    def __init__(
+        self, width: int, out_channels: int, *, norm: bool = False, skip: int | None = None
+    ) -> None:
+        super().__init__(width, out_channels)
+        self.norm = nn.LayerNorm(width) if norm else None
+        self.skip = None if skip is None else nn.Linear(skip, out_channels, bias=False)
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is a linear map of the state alone."""
+        return self.norm is None and self.skip is None
+
+    def forward(self, state: Tensor, context: Any = None) -> Tensor:
+        """(n, c) -> (n, o)."""
+        if self.norm is not None:
+            state = self.norm(state)
+        if context is not None and context.readout_mask is not None:
+            state = state * context.readout_mask
+        output = super().forward(state)
+        if self.skip is not None:
+            output = output + self.skip(context.features)
+        return output
+
+
 class GraphModel(nn.Module):
     """The face all models share."""
 
     in_channels: int
     out_channels: int
     edge_dim: int | None = None
+    weighted: ClassVar[bool] = False
+    """Whether it takes graphs with an edge_weight."""
 
     @abstractmethod
     def run(self, graph: AnyGraph, **options: Any) -> Output:
@@ -88,6 +122,7 @@ class GraphModel(nn.Module):
         edge_attr: Tensor | None = None,
         batch: Tensor | None = None,
         *,
+        edge_weight: Tensor | None = None,
         return_info: bool = False,
         **options: Any,
     ) -> Any:
@@ -95,10 +130,11 @@ class GraphModel(nn.Module):
 
         ``x`` (n, f), ``edge_index`` (2, e), ``edge_attr`` (e, d_e), ``batch`` (n,) as in PyG, or a
         ``Data`` or ``Batch`` (or :class:`~sheafdeq.data.graph.Graph`) in the place of all four.
+        ``edge_weight`` (e,) nonnegative, how much each edge counts (:meth:`Graph.build`).
         Further options go to :meth:`run` (for equilibrium models: ``steps=100`` continues past the
         trained horizon).
         """
-        output = self.run(_graph(x, edge_index, edge_attr, batch), **options)
+        output = self.run(_graph(x, edge_index, edge_attr, batch, edge_weight), **options)
         return (output.logits, output.solution) if return_info else output.logits
 
     def reset_parameters(self) -> None:
@@ -116,6 +152,11 @@ class GraphModel(nn.Module):
             raise InputError(
                 f"the graph has {graph.x.shape[1]} node features, the model was made "
                 f"for {self.in_channels}"
+            )
+        if graph.edges.share is not None and not self.weighted:
+            raise InputError(
+                f"{type(self).__name__} takes no edge_weight: leave it out, or give it as a column "
+                "of edge_attr to a model with edge_dim"
             )
         wanted = self.edge_dim or 0
         if graph.edge_dim != wanted and self._uses_edge_features():
@@ -151,11 +192,16 @@ class GraphModel(nn.Module):
         return sum(p.numel() for p in self.parameters() if p.requires_grad)
 
 
-def _graph(x: Any, edge_index: Any, edge_attr: Any, batch: Any) -> Graph:
+def _graph(x: Any, edge_index: Any, edge_attr: Any, batch: Any, edge_weight: Any) -> Graph:
     """The graph of tensors, or of one object that holds them."""
     if edge_index is not None and (isinstance(x, Tensor) or not hasattr(x, "x")):
-        return Graph.build(x, edge_index, edge_attr, batch)
-    beside = {"edge_index": edge_index, "edge_attr": edge_attr, "batch": batch}
+        return Graph.build(x, edge_index, edge_attr, batch, edge_weight=edge_weight)
+    beside = {
+        "edge_index": edge_index,
+        "edge_attr": edge_attr,
+        "batch": batch,
+        "edge_weight": edge_weight,
+    }
     given = [name for name, value in beside.items() if value is not None]
     if isinstance(x, Tensor):
         raise InputError("edge_index is missing: call model(x, edge_index) or model(data)")

@@ -158,6 +158,7 @@ _LARGEST_OPTIONS = {
         (1024, ("stalk_dim", "heads")),
         (10**4, ("steps", "level_steps", "training_steps")),
         (4096, ("hidden", "edge_hidden", "state_width", "message_width", "channels", "width")),
+        (4096, ("encoder",)),
         (10**6, ("max_nodes",)),
         (math.inf, ("norm_order",)),
     )

@@ -46,7 +46,8 @@ from sheafdeq.certificates.collatz_wielandt import spectral_norm_bound
 from sheafdeq.certificates.problem import Problem
 from sheafdeq.diagnostics.eigenvalue import largest_eigenvalue
 from sheafdeq.edges import Edges
-from sheafdeq.models.sheaf_cascade import MAP_SOFTENING, CascadeLevel, Sheaf, SheafCascade
+from sheafdeq.layers.cascade_level import CascadeLevel, Sheaf
+from sheafdeq.models.sheaf_cascade import MAP_SOFTENING, SheafCascade
 from sheafdeq.ops.gated_step import block_product_reference
 
 __all__ = ["Joint", "joint_bounds", "level_rates"]

@@ -93,6 +93,8 @@ def _judged(
             Verdict.NOT_CERTIFIED, Level.NONE, type(model).__name__, repr(graph), reason=reason
         )
 
+    if graph.edges.share is not None:
+        return refused("the graph has an edge_weight, and the rules are written for plain edges")
     found = None if with_rule is not None else registered_rule(type(model))
     objection = None if found is None else found.scope.objection(model)
     # foreign code may fail in any way

@@ -39,6 +39,8 @@ __all__ = ["AnyGraph", "Graph"]
 AnyGraph: TypeAlias = Any
 """What :meth:`Graph.of` takes: a :class:`Graph`, or a PyG ``Data`` or ``Batch``."""
 
+SPARSE_SHARE = 0.1
+"""Features with a smaller share of non-zeros are multiplied entry by entry."""
 _INDEX_TYPES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 
 
@@ -67,6 +69,7 @@ class Graph:
         edge_attr: Tensor | None = None,
         batch: Tensor | None = None,
         *,
+        edge_weight: Tensor | None = None,
         num_graphs: int | None = None,
     ) -> Graph:
         """Check every tensor, sort the edges by target, and return a :class:`Graph`.
@@ -74,6 +77,9 @@ class Graph:
         ``edge_index`` (2, e) may also be the transposed adjacency matrix (n, n), as a COO, CSR or
         CSC tensor or torch_sparse's ``SparseTensor`` (:mod:`~sheafdeq.data.sparse_matrix`);
         ``edge_attr`` (e,) is one feature.
+        ``edge_weight`` (e,), nonnegative, says how much each edge counts in degrees and messages:
+        an edge of weight zero might as well be absent, one of weight two be there twice.
+
         Tensor subclasses (PyG's ``EdgeIndex``, ``nn.Parameter``) and lazily negated views become
         plain tensors here (:func:`~sheafdeq.plain_tensor.plain_tensor`). Raises
         :class:`~sheafdeq.errors.InputError` (a ``ValueError``) that names what came and what is
@@ -86,6 +92,8 @@ class Graph:
         edge_index = _checked_edge_index(edge_index, n, x.device)
         if edge_attr is not None:
             edge_attr = _checked_edge_attr(edge_attr, edge_index.shape[1], x)
+        if edge_weight is not None:
+            edge_weight = _checked_edge_weight(edge_weight, edge_index.shape[1], x)
         graph_of_node, count = _checked_batch(batch, n, num_graphs, edge_index)
         source, target = edge_index
         if edge_index.shape[1] > 1:
@@ -93,9 +101,12 @@ class Graph:
             edge_index = edge_index[:, order].contiguous()
             if edge_attr is not None:
                 edge_attr = edge_attr[order].contiguous()
+            if edge_weight is not None:
+                edge_weight = edge_weight[order]
         else:
             order = torch.arange(edge_index.shape[1], device=x.device)
-        return Graph(x, Edges.of(edge_index, n, x.dtype), edge_attr, graph_of_node, count, order)
+        edges = Edges.of(edge_index, n, x.dtype, share=edge_weight)
+        return Graph(x, edges, edge_attr, graph_of_node, count, order)
 
     @staticmethod
     def from_data(data: Any) -> Graph:
@@ -119,6 +130,7 @@ class Graph:
             edge_index,
             getattr(data, "edge_attr", None),
             getattr(data, "batch", None),
+            edge_weight=getattr(data, "edge_weight", None),
             num_graphs=getattr(data, "num_graphs", None)
             if getattr(data, "batch", None) is not None
             else None,
@@ -149,9 +161,17 @@ class Graph:
         whole = all(g.edges.counts is None for g in graphs)
         counts = None if whole else torch.cat([g.in_degree for g in graphs])
         x = torch.cat([g.x for g in graphs])
+        share = None
+        if any(g.edges.share is not None for g in graphs):
+            share = torch.cat(
+                [
+                    x.new_ones(g.num_edges) if g.edges.share is None else g.edges.share
+                    for g in graphs
+                ]
+            )
         return Graph(
             x,
-            Edges.of(torch.cat(index, dim=1), node_offset, x.dtype, counts),
+            Edges.of(torch.cat(index, dim=1), node_offset, x.dtype, counts, share),
             torch.cat([g.edge_attr for g in graphs]) if all(with_attr) else None,  # type: ignore[misc]
             torch.cat(ids),
             graph_offset,
@@ -196,6 +216,21 @@ class Graph:
             return self.graph_of_node
         return torch.zeros(self.num_nodes, dtype=torch.int64, device=self.x.device)
 
+    @cached_property
+    def sparse_features(self) -> tuple[Tensor, Edges] | None:
+        """Stored entries of ``x`` where most are zero (a bag of words), else None: their values and
+        their places, as edges from columns to rows."""
+        if self.x.requires_grad or not self.x.numel():
+            return None
+        places = self.x.nonzero()
+        if len(places) > SPARSE_SHARE * self.x.numel():
+            return None
+        rows, columns = places.T
+        counts = torch.bincount(rows, minlength=self.num_nodes)
+        pointer = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        entries = Edges(columns.contiguous(), pointer, self.x.shape[1], self.x.dtype)
+        return self.x[rows, columns], entries
+
     @property
     def pointer(self) -> Tensor:
         """(n + 1,) int64: the incoming edges of node v are ``pointer[v]:pointer[v + 1]``."""
@@ -213,7 +248,8 @@ class Graph:
 
     @property
     def edge_weight(self) -> Tensor:
-        """(e,) the symmetric scalar normalisation 1 / sqrt(deg_u deg_v) of every stored edge."""
+        """(e,) the symmetric scalar normalisation 1 / sqrt(deg_u deg_v) of every stored edge, times
+        the weight it was given."""
         return self.edges.weight
 
     # ------------------------------------------------------------------ conversions
@@ -355,6 +391,37 @@ def _checked_edge_attr(edge_attr: Any, e: int, x: Tensor) -> Tensor:
             f"edge_attr holds NaN or infinity (first in row {row}): clean the edge features first"
         )
     result: Tensor = edge_attr.to(x.dtype)
+    return result
+
+
+def _checked_edge_weight(edge_weight: Any, e: int, x: Tensor) -> Tensor:
+    if isinstance(edge_weight, Tensor):
+        edge_weight = plain_tensor(edge_weight, "edge_weight")
+        if edge_weight.shape == (e, 1):
+            edge_weight = edge_weight.squeeze(1)
+    if (
+        not isinstance(edge_weight, Tensor)
+        or edge_weight.shape != (e,)
+        or not edge_weight.dtype.is_floating_point
+        or edge_weight.device != x.device
+    ):
+        got = (
+            f"{edge_weight.dtype} of shape {tuple(edge_weight.shape)} on {edge_weight.device}"
+            if isinstance(edge_weight, Tensor)
+            else type(edge_weight).__name__
+        )
+        raise InputError(
+            f"edge_weight must hold {e} floating point numbers, one for each edge, on {x.device}; "
+            f"got {got}"
+        )
+    fine = torch.isfinite(edge_weight) & (edge_weight >= 0)
+    if not bool(fine.all()):
+        entry = int((~fine).nonzero()[0])
+        raise InputError(
+            f"edge_weight must be finite and not negative (entry {entry} is "
+            f"{edge_weight[entry].item()}): a sheaf learns signs itself"
+        )
+    result: Tensor = edge_weight.to(x.dtype)
     return result
 
 

@@ -150,6 +150,8 @@ def cut_graph(graph: Graph, assignment: Any) -> list[Part]:
         )
     if graph.edges.counts is not None:
         raise InputError("this graph is a part already: cut the whole graph")
+    if graph.edges.share is not None:
+        raise InputError("graphs with an edge_weight cannot be cut into parts: solve them whole")
     assignment = checked_assignment(assignment, graph.num_nodes)
     count = int(assignment.max()) + 1
     members = [(assignment == number).nonzero().flatten() for number in range(count)]

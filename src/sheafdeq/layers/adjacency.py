@@ -25,16 +25,19 @@ def gcn_weights(edges: Edges, *, self_loops: bool) -> FixedWeights:
     r"""D^{-1/2} A D^{-1/2}, or with self-loops :math:`D_+^{-1/2} (A + I) D_+^{-1/2}`; kept as long
     as the edges live.
 
-    Degrees count incoming edges (plus one with ``self_loops``) and are clamped to one where they
-    divide.
+    Degrees count incoming edges, each by its share where edges have weights (plus one with
+    ``self_loops``), and are clamped to one where they divide.
     """
 
     def make() -> FixedWeights:
         if not self_loops:
             return FixedWeights(edges.weight, edges.degree.new_zeros(edges.num_targets))
-        root = (edges.in_degree + 1).to(edges.dtype).rsqrt()
+        if edges.share is None:
+            root = (edges.in_degree + 1).to(edges.dtype).rsqrt()
+        else:
+            root = (edges.in_share + 1).rsqrt()
         edge = root.index_select(0, edges.source) * root.index_select(0, edges.target)
-        return FixedWeights(edge, root.square())
+        return FixedWeights(edge if edges.share is None else edge * edges.share, root.square())
 
     return edges.kept(("gcn_weights", self_loops), make)
 

@@ -59,6 +59,9 @@ def spectrum_of(
     storage with the second).
     """
 
+    if graph.edges.share is not None:  # decompositions are remembered by the edges alone
+        return None
+
     def make() -> AdjacencySpectrum | None:
         key = _content(graph, self_loops)
         if key not in _BY_CONTENT:

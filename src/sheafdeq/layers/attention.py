@@ -55,10 +55,12 @@ def softmax_aggregate(
     *,
     own: tuple[Tensor, Tensor] | None = None,
     edge_value: Tensor | None = None,
+    share: Tensor | None = None,
 ) -> Tensor:
     """(entries,), (columns, w) -> (rows, w): values averaged with the softmax of each row's scores.
 
-    ``own = (scores (rows,), values (rows, w))`` takes part in every row's softmax. Weights are
+    ``own = (scores (rows,), values (rows, w))`` takes part in every row's softmax; ``share``
+    (entries,) multiplies the exponentials, so that an entry of share zero is absent. Weights are
     normalised after the sum, so no per-entry division is needed; the row maximum is subtracted
     first, so nothing overflows.
     """
@@ -67,6 +69,8 @@ def softmax_aggregate(
         top = torch.maximum(top, own[0].detach())
     top = torch.where(torch.isfinite(top), top, torch.zeros_like(top))
     weights = (scores - top.index_select(0, edges.target)).exp()
+    if share is not None:
+        weights = weights * share
     total, result = row_sum(weights, edges), aggregate(weights, value, edges)
     if edge_value is not None:
         result = result + aggregate(weights, edge_value, edges.one_by_one)

@@ -23,8 +23,8 @@ def checked_channels(in_channels: Any) -> None:
         checked_positive(in_channels=in_channels)
 
 
-def checked_dropout(dropout: float) -> float:
+def checked_dropout(dropout: float, name: str = "dropout") -> float:
     """A probability below one."""
     if not 0.0 <= float(dropout) < 1.0:
-        raise InputError(f"dropout must be in [0, 1), got {dropout!r}")
+        raise InputError(f"{name} must be in [0, 1), got {dropout!r}")
     return float(dropout)

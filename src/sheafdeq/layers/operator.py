@@ -69,6 +69,8 @@ class SheafOperator:
         """(n, d, d) the diagonal blocks I - (1/deg_v) sum F_tgt^T F_tgt."""
         n, d = self.edges.num_targets, self.stalk_dim
         gram = self.target_maps.transpose(1, 2) @ self.target_maps
+        if self.edges.share is not None:
+            gram = gram * self.edges.share[:, None, None]
         total = gram.new_zeros(n, d, d).index_add(0, self.edges.target, gram)
         eye = torch.eye(d, dtype=gram.dtype, device=gram.device)
         return eye - total / self.edges.degree[:, None, None]

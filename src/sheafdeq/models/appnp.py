@@ -67,6 +67,8 @@ class APPNP(GatheringModel):
     Shapes: x (n, f) -> (n, o). Edge features are ignored.
     """
 
+    weighted = True
+
     def __init__(
         self,
         in_channels: int,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +18,8 @@ from sheafdeq.edges import Edges
 from sheafdeq.errors import InputError
 from sheafdeq.layers.adjacency import gcn_weights, propagate
 from sheafdeq.layers.adjacency_spectrum import AdjacencySpectrum, spectrum_of
-from sheafdeq.layers.checks import checked_positive
+from sheafdeq.layers.checks import checked_dropout, checked_positive
+from sheafdeq.layers.feature_encoder import FeatureEncoder, dropout_mask
 from sheafdeq.layers.gathering import GatheringModel
 from sheafdeq.layers.initialise import xavier
 from sheafdeq.recurrence import edge_field, node_field
@@ -41,6 +43,7 @@ class EignnContext:
     drive: Tensor = node_field()  # (n, c) B(X)
     own_weight: Tensor = node_field()  # (n,)
     edge_weight: Tensor = edge_field()  # (e,)
+    readout_mask: Tensor | None = node_field(default=None)  # (n, c) dropout
 
 
 class EIGNN(GatheringModel):
@@ -84,10 +87,15 @@ class EIGNN(GatheringModel):
         normalise: scale rows of the equilibrium to unit length before the readout.
         max_nodes: largest single graph that is decomposed.
         steps: step limit when iterating.
+        encoder, input_dropout: what the features pass first
+            (:class:`~sheafdeq.layers.feature_encoder.FeatureEncoder`).
+        dropout: in that encoder and on the state at the readout while training, one mask a solve.
         solver, gradient: used when iterating.
 
     Shapes: x (n, f) -> (n, o). Edge features are ignored.
     """
+
+    weighted = True
 
     def __init__(
         self,
@@ -100,6 +108,9 @@ class EIGNN(GatheringModel):
         normalise: bool = False,
         max_nodes: int = 10_000,
         steps: int = 500,
+        encoder: Sequence[int] = (),
+        input_dropout: float = 0.0,
+        dropout: float = 0.0,
         solver: str | Solver | None = None,
         gradient: str | Adjoint = "implicit",
     ) -> None:
@@ -119,7 +130,11 @@ class EIGNN(GatheringModel):
             bool(normalise),
             max_nodes,
         )
-        self.drive = nn.Linear(in_channels, width)
+        self.dropout = checked_dropout(dropout)
+        self.inputs = FeatureEncoder(
+            in_channels, encoder, input_dropout=input_dropout, dropout=dropout
+        )
+        self.drive = nn.Linear(self.inputs.out_channels, width)
         self.factor = nn.Parameter(torch.empty(width, width))  # F
         self.linear_readout = nn.Linear(width, out_channels)
         self.reset_parameters()
@@ -133,12 +148,14 @@ class EIGNN(GatheringModel):
         gram = self.factor.T @ self.factor
         mixing = self.gamma * gram / (torch.linalg.matrix_norm(gram) + EPSILON_F)
         weights = gcn_weights(graph.edges, self_loops=self.self_loops)
+        drive = self.inputs.first(self.drive, graph)
         return EignnContext(
             graph.edges,
             mixing,
-            self.drive(graph.x),
+            drive,
             weights.own,
             weights.edge,
+            dropout_mask(drive, self.dropout, self.training),
         )
 
     def initial_state(self, context: EignnContext) -> Tensor:
@@ -155,9 +172,10 @@ class EIGNN(GatheringModel):
 
     def readout(self, state: Tensor, context: EignnContext) -> Tensor:
         """A linear map, of unit rows when ``normalise`` is set."""
-        result: Tensor = self.linear_readout(
-            functional.normalize(state, dim=1) if self.normalise else state
-        )
+        rows = functional.normalize(state, dim=1) if self.normalise else state
+        if context.readout_mask is not None:
+            rows = rows * context.readout_mask
+        result: Tensor = self.linear_readout(rows)
         return result
 
     def solve(self, context: EignnContext, graph: Graph, **options: Any) -> Solution:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -11,6 +13,7 @@ from sheafdeq.edges import Edges
 from sheafdeq.equilibrium import ExplicitModel
 from sheafdeq.layers.attention import join_heads, softmax_aggregate, split_heads
 from sheafdeq.layers.checks import checked_dropout, checked_positive
+from sheafdeq.layers.feature_encoder import FeatureEncoder
 from sheafdeq.layers.initialise import xavier
 
 __all__ = ["GAT", "GATLayer"]
@@ -47,9 +50,9 @@ class GATLayer(nn.Module):
         )
         flat = values.reshape(-1, values.shape[2])
         own = (functional.leaky_relu(of_source + of_target, 0.2), flat)
-        return (
-            join_heads(softmax_aggregate(scores, flat, many, own=own).view_as(values)) + self.bias
-        )
+        share = None if edges.share is None else edges.share.repeat(self.heads)
+        result = softmax_aggregate(scores, flat, many, own=own, share=share)
+        return join_heads(result.view_as(values)) + self.bias
 
 
 class GAT(ExplicitModel):
@@ -68,9 +71,14 @@ class GAT(ExplicitModel):
         channels: width of each head.
         layers: number of layers.
         dropout: on the input of every layer but the first, while training.
+        encoder: widths of a perceptron on the features
+            (:class:`~sheafdeq.layers.feature_encoder.FeatureEncoder`); empty: none.
+        input_dropout: share of the raw features dropped while training, drawn once a pass.
 
     Shapes: x (n, f) -> (n, o). Edge features are ignored.
     """
+
+    weighted = True
 
     def __init__(
         self,
@@ -81,6 +89,8 @@ class GAT(ExplicitModel):
         *,
         layers: int = 2,
         dropout: float = 0.5,
+        encoder: Sequence[int] = (),
+        input_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         checked_positive(
@@ -92,7 +102,10 @@ class GAT(ExplicitModel):
         )
         self.in_channels, self.out_channels = in_channels, out_channels
         self.dropout = checked_dropout(dropout)
-        widths = [in_channels, *[heads * channels] * (layers - 1)]
+        self.inputs = FeatureEncoder(
+            in_channels, encoder, input_dropout=input_dropout, dropout=dropout
+        )
+        widths = [self.inputs.out_channels, *[heads * channels] * (layers - 1)]
         self.layers = nn.ModuleList(
             GATLayer(width, out_channels if last else channels, 1 if last else heads)
             for width, last in ((w, k == layers - 1) for k, w in enumerate(widths))
@@ -100,7 +113,8 @@ class GAT(ExplicitModel):
 
     def logits(self, graph: Graph) -> Tensor:
         """(n, f) -> (n, o)."""
-        edges, state = graph.edges, graph.x
+        edges = graph.edges
+        state: Tensor = self.inputs(graph).x
         for k, layer in enumerate(self.layers):
             if k:
                 state = functional.dropout(functional.elu(state), self.dropout, self.training)

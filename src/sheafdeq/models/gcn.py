@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -12,6 +13,7 @@ from sheafdeq.data.graph import Graph
 from sheafdeq.equilibrium import ExplicitModel
 from sheafdeq.layers.adjacency import gcn_weights, propagate
 from sheafdeq.layers.checks import checked_dropout, checked_positive
+from sheafdeq.layers.feature_encoder import FeatureEncoder
 from sheafdeq.layers.initialise import xavier
 
 __all__ = ["GCN"]
@@ -31,9 +33,14 @@ class GCN(ExplicitModel):
         layers: number of convolutions.
         dropout: on the input of every layer but the first, while training (raw features are few
             here and are kept).
+        encoder: widths of a perceptron on the features
+            (:class:`~sheafdeq.layers.feature_encoder.FeatureEncoder`); empty: none.
+        input_dropout: share of the raw features dropped while training, drawn once a pass.
 
     Shapes: x (n, f) -> (n, o). Edge features are ignored.
     """
+
+    weighted = True
 
     def __init__(
         self,
@@ -43,6 +50,8 @@ class GCN(ExplicitModel):
         *,
         layers: int = 2,
         dropout: float = 0.5,
+        encoder: Sequence[int] = (),
+        input_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         checked_positive(
@@ -50,7 +59,10 @@ class GCN(ExplicitModel):
         )
         self.in_channels, self.out_channels = in_channels, out_channels
         self.dropout = checked_dropout(dropout)
-        sizes = [in_channels, *[width] * (layers - 1), out_channels]
+        self.inputs = FeatureEncoder(
+            in_channels, encoder, input_dropout=input_dropout, dropout=dropout
+        )
+        sizes = [self.inputs.out_channels, *[width] * (layers - 1), out_channels]
         self.mixings = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in pairwise(sizes))
         self.biases = nn.ParameterList(torch.empty(b) for b in sizes[1:])
         self.reset_parameters()
@@ -66,7 +78,7 @@ class GCN(ExplicitModel):
         for k, (mixing, bias) in enumerate(zip(self.mixings, self.biases, strict=True)):
             if k:
                 state = functional.dropout(state.relu(), self.dropout, self.training)
-            mixed = mixing(state)
+            mixed = mixing(state) if k else self.inputs.first(mixing, graph)
             state = propagate(weights.edge, weights.own, mixed, mixed, edges) + bias
         return state
 

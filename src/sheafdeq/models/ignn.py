@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +15,8 @@ from sheafdeq.distances import SUP
 from sheafdeq.edges import Edges
 from sheafdeq.errors import InputError
 from sheafdeq.layers.adjacency import gcn_weights, propagate
-from sheafdeq.layers.checks import checked_positive
+from sheafdeq.layers.checks import checked_dropout, checked_positive
+from sheafdeq.layers.feature_encoder import FeatureEncoder, dropout_mask
 from sheafdeq.layers.gathering import GatheringModel
 from sheafdeq.layers.initialise import xavier
 from sheafdeq.recurrence import edge_field, node_field
@@ -31,6 +33,7 @@ class IgnnContext:
     drive: Tensor = node_field()  # (n, c) B(X)
     own_weight: Tensor = node_field()  # (n,)
     edge_weight: Tensor = edge_field()  # (e,)
+    readout_mask: Tensor | None = node_field(default=None)  # (n, c) dropout
 
 
 class IGNN(GatheringModel):
@@ -59,12 +62,18 @@ class IGNN(GatheringModel):
     Args:
         in_channels: f. out_channels: o. width: c. kappa: contraction rate in (0, 1). steps,
             tolerance: the forward solve stops
-        at ``tolerance`` (absolute, largest entry) or after ``steps``; the end is reported. solver:
+        at ``tolerance`` (absolute, largest entry) or after ``steps``; the end is reported.
+        encoder, input_dropout: what the features pass first
+            (:class:`~sheafdeq.layers.feature_encoder.FeatureEncoder`).
+        dropout: in that encoder and on the state at the readout while training, one mask a solve.
+        solver:
         replaces that solve.
         gradient: ``"implicit"`` (the paper's), or any other gradient rule.
 
     Shapes: x (n, f) -> (n, o). Edge features are ignored.
     """
+
+    weighted = True
 
     def __init__(
         self,
@@ -75,6 +84,9 @@ class IGNN(GatheringModel):
         kappa: float = 0.9,
         steps: int = 50,
         tolerance: float = 1e-6,
+        encoder: Sequence[int] = (),
+        input_dropout: float = 0.0,
+        dropout: float = 0.0,
         solver: str | Solver | None = None,
         gradient: str | Adjoint = "implicit",
     ) -> None:
@@ -92,7 +104,11 @@ class IGNN(GatheringModel):
             raise InputError(f"kappa must be in (0, 1), got {kappa!r}")
         self.in_channels, self.out_channels = in_channels, out_channels
         self.kappa = float(kappa)
-        self.drive = nn.Linear(in_channels, width)
+        self.dropout = checked_dropout(dropout)
+        self.inputs = FeatureEncoder(
+            in_channels, encoder, input_dropout=input_dropout, dropout=dropout
+        )
+        self.drive = nn.Linear(self.inputs.out_channels, width)
         self.recurrent = nn.Parameter(torch.empty(width, width))
         self.linear_readout = nn.Linear(width, out_channels)
         self.reset_parameters()
@@ -117,7 +133,9 @@ class IGNN(GatheringModel):
                 "gcn_radius", lambda: power_estimate(weights.edge, weights.own, graph.edges)
             )
             self.spectral_radius = max(1.0, radius)
-        return IgnnContext(graph.edges, self.drive(graph.x), weights.own, weights.edge)
+        drive = self.inputs.first(self.drive, graph)
+        mask = dropout_mask(drive, self.dropout, self.training)
+        return IgnnContext(graph.edges, drive, weights.own, weights.edge, mask)
 
     def initial_state(self, context: IgnnContext) -> Tensor:
         """Zero, as in the released code."""
@@ -130,7 +148,10 @@ class IGNN(GatheringModel):
 
     def readout(self, state: Tensor, context: IgnnContext) -> Tensor:
         """Rows scaled to unit Euclidean norm (a zero row stays zero), then a linear map."""
-        result: Tensor = self.linear_readout(functional.normalize(state, dim=1))
+        rows = functional.normalize(state, dim=1)
+        if context.readout_mask is not None:
+            rows = rows * context.readout_mask
+        result: Tensor = self.linear_readout(rows)
         return result
 
     @torch.no_grad()

@@ -10,6 +10,7 @@ from torch.nn import functional
 from sheafdeq.data.graph import Graph
 from sheafdeq.equilibrium import ExplicitModel
 from sheafdeq.layers.checks import checked_dropout, checked_positive
+from sheafdeq.layers.feature_encoder import FeatureEncoder
 from sheafdeq.layers.initialise import xavier
 
 __all__ = ["MLP"]
@@ -29,9 +30,12 @@ class MLP(ExplicitModel):
         width: c.
         layers: K >= 1 (one layer is the linear map f -> o).
         dropout: after every hidden ReLU, while training.
+        input_dropout: share of the raw features dropped while training.
 
     Shapes: x (n, f) -> (n, o).
     """
+
+    weighted = True
 
     def __init__(
         self,
@@ -41,6 +45,7 @@ class MLP(ExplicitModel):
         layers: int = 20,
         *,
         dropout: float = 0.5,
+        input_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         checked_positive(
@@ -48,6 +53,7 @@ class MLP(ExplicitModel):
         )
         self.in_channels, self.out_channels = in_channels, out_channels
         self.dropout = checked_dropout(dropout)
+        self.inputs = FeatureEncoder(in_channels, input_dropout=input_dropout)
         sizes = [in_channels, *[width] * (layers - 1), out_channels]
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
         self.reset_parameters()
@@ -58,11 +64,10 @@ class MLP(ExplicitModel):
 
     def logits(self, graph: Graph) -> Tensor:
         """(n, f) -> (n, o)."""
-        hidden = graph.x
-        for layer in self.layers[:-1]:
-            hidden = functional.dropout(layer(hidden).relu(), self.dropout, self.training)
-        result: Tensor = self.layers[-1](hidden)
-        return result
+        hidden = self.inputs.first(self.layers[0], graph)
+        for layer in self.layers[1:]:
+            hidden = layer(functional.dropout(hidden.relu(), self.dropout, self.training))
+        return hidden
 
     def _uses_edge_features(self) -> bool:
         return False

@@ -15,6 +15,7 @@ from sheafdeq.edges import Edges
 from sheafdeq.equilibrium import ExplicitModel
 from sheafdeq.errors import InputError
 from sheafdeq.layers.checks import checked_dropout, checked_positive
+from sheafdeq.layers.feature_encoder import FeatureEncoder
 from sheafdeq.ops.sparse import aggregate
 
 __all__ = ["NeuralSheafDiffusion", "SheafLayer", "householder", "inverse_square_root"]
@@ -85,6 +86,11 @@ class SheafLayer(nn.Module):
         """
         n, d, target, source = len(x), self.stalk_dim, graph.target, graph.source
         receiver, sender = (raw.tanh() for raw in self.maps(x, graph, self.learner))
+        share = graph.edges.share
+        if share is not None and self.edge_learner is None:
+            # F_v^T F_u counts w_e times; the root stays differentiable where w_e is zero
+            root = (share + torch.finfo(share.dtype).tiny).sqrt().unsqueeze(1)
+            receiver, sender = receiver * root, sender * root
         if self.kind == "diagonal":
             degree = receiver.new_zeros(n, d).index_add(0, target, receiver.square())
             root = (degree + 1).rsqrt()
@@ -107,6 +113,8 @@ class SheafLayer(nn.Module):
         assert self.edge_learner is not None
         ends = self.maps(x, graph, self.edge_learner)
         weight = (ends[0].sigmoid() * ends[1].sigmoid()).square()  # of both ends' maps together
+        if share is not None:
+            weight = weight * share.unsqueeze(1)
         degree = weight.new_zeros(n, 1).index_add(0, target, weight)
         root = (degree + 1).rsqrt()
         scale = root.index_select(0, target) * weight * root.index_select(0, source)
@@ -148,12 +156,15 @@ class NeuralSheafDiffusion(ExplicitModel):
         layers: number of diffusion steps.
         maps: ``"diagonal"``, ``"full"`` or ``"orthogonal"``.
         dropout: on the encoded features and before every layer, while training.
+        input_dropout: share of the raw features dropped while training.
 
     Shapes: x (n, f) -> (n, o). Edge features are ignored.
 
     Invariants (each a test): on an undirected graph the Laplacian is symmetric with spectrum in [0,
     2].
     """
+
+    weighted = True
 
     def __init__(
         self,
@@ -165,6 +176,7 @@ class NeuralSheafDiffusion(ExplicitModel):
         layers: int = 4,
         maps: str = "diagonal",
         dropout: float = 0.0,
+        input_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         checked_positive(
@@ -181,6 +193,7 @@ class NeuralSheafDiffusion(ExplicitModel):
         self.in_channels, self.out_channels = in_channels, out_channels
         self.stalk_dim, self.kind = stalk_dim, maps
         self.dropout = checked_dropout(dropout)
+        self.inputs = FeatureEncoder(in_channels, input_dropout=input_dropout)
         self.encoder = nn.Linear(in_channels, stalk_dim * channels)
         self.layers = nn.ModuleList(SheafLayer(stalk_dim, channels, maps) for _ in range(layers))
         self.readout = nn.Linear(stalk_dim * channels, out_channels)
@@ -190,7 +203,7 @@ class NeuralSheafDiffusion(ExplicitModel):
         of_graph, d = graph.edges, self.stalk_dim
         edges = of_graph.heads(d) if self.kind == "diagonal" else of_graph.blocks(d)
         state = functional.dropout(
-            functional.elu(self.encoder(graph.x)), self.dropout, self.training
+            functional.elu(self.inputs.first(self.encoder, graph)), self.dropout, self.training
         )
         for k, layer in enumerate(self.layers):
             seen = functional.dropout(state, self.dropout, self.training) if k else state

@@ -34,7 +34,7 @@ class SheafDEQLayer(SheafDEQ, EquilibriumLayer):
     def __init__(
         self, in_channels: int, out_channels: int, stalk_dim: int = 3, **options: Any
     ) -> None:
-        channels = _channels(out_channels, stalk_dim)
+        channels = _channels(out_channels, stalk_dim, options)
         super().__init__(in_channels, out_channels, stalk_dim, channels, **options)
         del self.readout
 
@@ -56,7 +56,7 @@ class SheafCascadeLayer(SheafCascade, EquilibriumLayer):
     def __init__(
         self, in_channels: int, out_channels: int, stalk_dim: int = 3, **options: Any
     ) -> None:
-        channels = _channels(out_channels, stalk_dim)
+        channels = _channels(out_channels, stalk_dim, options)
         super().__init__(in_channels, out_channels, stalk_dim, channels, **options)
         del self.readout_norm, self.output
 
@@ -68,8 +68,11 @@ class SheafCascadeLayer(SheafCascade, EquilibriumLayer):
         return _shown(self)
 
 
-def _channels(out_channels: int, stalk_dim: int) -> int:
+def _channels(out_channels: int, stalk_dim: int, options: dict[str, Any]) -> int:
     checked_positive(out_channels=out_channels, stalk_dim=stalk_dim)
+    for name in ("skip", "readout_norm"):
+        if options.get(name):
+            raise InputError(f"a layer has no readout, so {name} means nothing here: leave it out")
     if out_channels % stalk_dim:
         raise InputError(
             f"out_channels must be a multiple of stalk_dim ({stalk_dim}), got {out_channels}: "

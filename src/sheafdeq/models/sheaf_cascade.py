@@ -14,10 +14,12 @@ from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
 from sheafdeq.distances import THOMPSON
 from sheafdeq.edges import Edges
-from sheafdeq.equilibrium import EquilibriumModel, Readout
+from sheafdeq.equilibrium import EquilibriumModel, MaskedReadout
 from sheafdeq.errors import InputError
-from sheafdeq.layers.checks import checked_channels, checked_positive
+from sheafdeq.layers.cascade_level import CascadeLevel, Sheaf
+from sheafdeq.layers.checks import checked_channels, checked_dropout, checked_positive
 from sheafdeq.layers.edge_features import edge_feature_width, edge_features
+from sheafdeq.layers.feature_encoder import FeatureEncoder, dropout_mask
 from sheafdeq.layers.gates import gate_by_name
 from sheafdeq.layers.initialise import linear, xavier
 from sheafdeq.layers.rows import bounded_rows
@@ -35,16 +37,6 @@ MAP_SOFTENING = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
-class Sheaf:
-    """What one level takes from the level below: blocks on the edges and nodes, and a drive.
-    Constant while the level settles."""
-
-    blocks: Tensor  # (e, d, d) F_tgt^T F_src / sqrt(deg_u deg_v)
-    diagonal: Tensor  # (n, d, d) I - (1/deg) sum F_tgt^T F_tgt
-    drive: Tensor  # (n, c) B >= 0
-
-
-@dataclass(frozen=True, eq=False)
 class CascadeContext:
     """What stays constant during one solve: the features' share of every level, and the whole first
     sheaf."""
@@ -56,34 +48,9 @@ class CascadeContext:
     first_blocks: Tensor = edge_field()  # (e, d, d) the first level reads the features alone
     first_diagonal: Tensor = node_field()  # (n, d, d)
     first_drive: Tensor = node_field()  # (n, c)
-
-
-class CascadeLevel(nn.Module):
-    """The unconstrained half of one level: from the states below to a sheaf and a drive.
-
-    With z = LayerNorm(u) of the level below (or of the encoded features),
-
-        hidden_e = ReLU(S z_src + T z_tgt + features of the edge and its ends)           (e, h)
-        F_src, F_tgt = soft-normalised linear images of hidden_e                         (e, d, d)
-        B = ReLU(A z + features of the node + P_F (W_3 z W_4))                         (n, c)
-
-    P_F is the signed sheaf propagation, so a level is one signed, adaptive message-passing step
-    (the drive) followed by an equilibrium on the same sheaf. Nothing here needs a bound: the
-    guarantee uses only that B >= 0 and that everything is locally Lipschitz in the level below.
-    """
-
-    def __init__(self, width: int, stalk_dim: int, channels: int, hidden: int) -> None:
-        super().__init__()
-        self.stalk_dim, self.channels, self.hidden = stalk_dim, channels, hidden
-        self.norm = nn.LayerNorm(width)
-        self.source = nn.Linear(width, hidden, bias=False)
-        self.target = nn.Linear(width, hidden, bias=False)
-        self.maps = nn.Linear(hidden, 2 * stalk_dim**2)
-        self.own = nn.Linear(width, width)
-        self.message_stalk = nn.Parameter(torch.empty(stalk_dim, stalk_dim))  # W_3
-        self.message_channel = nn.Parameter(torch.empty(channels, channels))  # W_4
-        self.stalk_mixing = nn.Parameter(torch.empty(stalk_dim, stalk_dim))  # W_1
-        self.channel_mixing = nn.Parameter(torch.empty(channels, channels))  # W_2
+    drive_mask: Tensor | None = node_field(default=None)  # (n, c) dropout of every level's drive
+    readout_mask: Tensor | None = node_field(default=None)  # (n, c) dropout
+    features: Tensor | None = node_field(default=None)  # (n, f) what the readout's skip reads
 
 
 class SheafCascade(EquilibriumModel):
@@ -132,6 +99,13 @@ class SheafCascade(EquilibriumModel):
         differences: whether the edges see the difference of the raw features at their ends and its
             length. Without, they see their own features (or nothing) and the states below, as the
             paper's SheafDEQ does.
+        encoder: widths of a perceptron on the features
+            (:class:`~sheafdeq.layers.feature_encoder.FeatureEncoder`); empty: none.
+        input_dropout: share of the raw features dropped while training, drawn once a solve.
+        dropout: share of the hidden values of the encoder, of the drives and of the state at the
+            readout dropped while training, one mask a solve; a masked drive is another B >= 0, so
+            every training solve has the guarantee.
+        skip: the readout also has a linear map of the (encoded) features.
         edge_dim: width of the edge features; None without.
         solver: ``None`` (``steps`` Picard steps, staged) or a solver object; its step limit is
             shared evenly by the levels.
@@ -143,6 +117,7 @@ class SheafCascade(EquilibriumModel):
 
     guaranteed = True
     distance = THOMPSON  # states are positive
+    weighted = True
 
     def __init__(
         self,
@@ -163,6 +138,10 @@ class SheafCascade(EquilibriumModel):
         feature_noise: float = 0.0,
         edge_dropout: float = 0.0,
         differences: bool = True,
+        encoder: Sequence[int] = (),
+        input_dropout: float = 0.0,
+        dropout: float = 0.0,
+        skip: bool = False,
         edge_dim: int | None = None,
         solver: str | Solver | None = None,
         gradient: str | Adjoint = "unrolled",
@@ -198,19 +177,24 @@ class SheafCascade(EquilibriumModel):
         )
         self.edge_dim = edge_dim or None
         self.hidden, self.differences = hidden, bool(differences)
-        edge_width = edge_feature_width(in_channels, self.edge_dim, differences=self.differences)
+        self.dropout, self.skip = checked_dropout(dropout), bool(skip)
+        self.inputs = FeatureEncoder(
+            in_channels, encoder, input_dropout=input_dropout, dropout=dropout
+        )
+        features = self.inputs.out_channels
+        edge_width = edge_feature_width(features, self.edge_dim, differences=self.differences)
         c = stalk_dim * channels
         groups = 1 if tied else levels
-        self.encoder = linear(in_channels, c)
+        self.encoder = linear(features, c)
         self.edge_encoder = nn.Sequential(
             linear(edge_width, edge_hidden), nn.ReLU(), nn.Linear(edge_hidden, hidden * groups)
         )
-        self.feature_drive = linear(in_channels, c * groups, bias=False)
+        self.feature_drive = linear(features, c * groups, bias=False)
         self.level_modules = nn.ModuleList(
             CascadeLevel(c, stalk_dim, channels, hidden) for _ in range(groups)
         )
         self.readout_norm = nn.LayerNorm(c)
-        self.output = Readout(c, out_channels)
+        self.output = MaskedReadout(c, out_channels, skip=features if skip else None)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -240,7 +224,8 @@ class SheafCascade(EquilibriumModel):
     @property
     def stochastic_training(self) -> bool:
         """Whether training mode draws at random."""
-        return self.feature_noise > 0 or self.edge_dropout > 0 or len(self.training_steps) > 0
+        rates = (self.feature_noise, self.edge_dropout, self.dropout, self.inputs.input_dropout)
+        return max(rates) > 0 or len(self.training_steps) > 0
 
     @property
     def level_rate(self) -> float:
@@ -253,8 +238,8 @@ class SheafCascade(EquilibriumModel):
     def prepare(self, graph: Graph) -> CascadeContext:
         """The features' share of every level, and the first sheaf, which reads the features
         alone."""
-        edges = graph.edges
-        x = graph.x
+        graph = self.inputs(graph)
+        edges, x = graph.edges, graph.x
         if self.training and self.feature_noise:
             x = x + self.feature_noise * torch.randn_like(x)
         edge_hidden = self.edge_encoder(edge_features(graph, x, differences=self.differences))
@@ -264,9 +249,18 @@ class SheafCascade(EquilibriumModel):
             edges = edges.reweighted(weight)
         node_drive = self.feature_drive(x)
         base = self.encoder(x)
-        sheaf = self._infer(0, base, base, edges, edge_hidden, node_drive)
+        mask = dropout_mask(base, self.dropout, self.training)
+        sheaf = self._infer(0, base, base, edges, edge_hidden, node_drive, mask)
         return CascadeContext(
-            edges, edge_hidden, node_drive, sheaf.blocks, sheaf.diagonal, sheaf.drive
+            edges,
+            edge_hidden,
+            node_drive,
+            sheaf.blocks,
+            sheaf.diagonal,
+            sheaf.drive,
+            mask,
+            dropout_mask(base, self.dropout, self.training),
+            x if self.skip else None,
         )
 
     def initial_state(self, context: CascadeContext) -> Tensor:
@@ -285,7 +279,7 @@ class SheafCascade(EquilibriumModel):
 
     def readout(self, state: Tensor, context: CascadeContext) -> Tensor:
         """The last level, normalised, through a linear map."""
-        result: Tensor = self.output(self.readout_norm(state[:, -self.width :]))
+        result: Tensor = self.output(self.readout_norm(state[:, -self.width :]), context)
         return result
 
     # ------------------------------------------------------------------ solving
@@ -390,9 +384,8 @@ class SheafCascade(EquilibriumModel):
         if level == 0:
             return Sheaf(context.first_blocks, context.first_diagonal, context.first_drive)
         assert own is not None
-        return self._infer(
-            level, own, received, context.edges, context.edge_hidden, context.node_drive
-        )
+        shares = (context.edges, context.edge_hidden, context.node_drive, context.drive_mask)
+        return self._infer(level, own, received, *shares)
 
     def _infer(
         self,
@@ -402,6 +395,7 @@ class SheafCascade(EquilibriumModel):
         edges: Edges,
         edge_hidden: Tensor,
         node_drive: Tensor,
+        drive_mask: Tensor | None,
     ) -> Sheaf:
         """From the level below (``received`` holds source rows for each edge, or is None or ``own``
         on a whole graph)."""
@@ -431,7 +425,7 @@ class SheafCascade(EquilibriumModel):
         drive = (
             module.own(z) + node_drive[:, group * c : (group + 1) * c] + spread.reshape(-1, c)
         ).relu()
-        return Sheaf(blocks, diagonal, drive)
+        return Sheaf(blocks, diagonal, drive if drive_mask is None else drive * drive_mask)
 
     def level_map(self, level: int, sheaf: Sheaf, context: CascadeContext) -> Function:
         """The map (n, c) -> (n, c) that level ``level`` iterates on a given sheaf; a contraction

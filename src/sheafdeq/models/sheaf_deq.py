@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,9 +12,10 @@ from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
 from sheafdeq.distances import THOMPSON
 from sheafdeq.edges import Edges
-from sheafdeq.equilibrium import EquilibriumModel, Readout
+from sheafdeq.equilibrium import EquilibriumModel, MaskedReadout
 from sheafdeq.errors import InputError
-from sheafdeq.layers.checks import checked_channels, checked_positive
+from sheafdeq.layers.checks import checked_channels, checked_dropout, checked_positive
+from sheafdeq.layers.feature_encoder import FeatureEncoder, dropout_mask
 from sheafdeq.layers.initialise import linear, xavier
 from sheafdeq.layers.operator import SheafOperator
 from sheafdeq.layers.restriction import (
@@ -40,6 +42,8 @@ class SheafContext:
     drive: Tensor = node_field()  # (n, c) B(X) >= 0
     # (e, 2h) first-layer contribution of the edge features
     edge_hidden: Tensor | None = edge_field(default=None)
+    readout_mask: Tensor | None = node_field(default=None)  # (n, c) dropout
+    features: Tensor | None = node_field(default=None)  # (n, f) what the readout's skip reads
 
 
 class SheafDEQ(EquilibriumModel):
@@ -73,6 +77,14 @@ class SheafDEQ(EquilibriumModel):
         edge_dim: width of the edge features, which enter the map generators; None without.
         pre_norm: row-normalise the state before the generators (False is the paper's ablation).
         norm_order: p in [1, inf] of that normalisation.
+        encoder: widths of a perceptron on the features
+            (:class:`~sheafdeq.layers.feature_encoder.FeatureEncoder`); empty: none.
+        input_dropout: share of the raw features dropped while training, drawn once a solve.
+        dropout: share of the hidden values of the encoder, of the drive and of the state at the
+            readout dropped while training, one mask a solve. A masked drive is another drive, so
+            what is proved for every drive holds of every training solve.
+        readout_norm: LayerNorm of the state before the readout.
+        skip: the readout also has a linear map of the (encoded) features.
         solver: ``None``/``"picard"`` (exactly ``steps`` steps), ``"anderson"``, or a solver object.
         gradient: ``"unrolled"`` (the paper's), ``"implicit"``, ``"truncated:k"``, or an adjoint
             object.
@@ -92,6 +104,7 @@ class SheafDEQ(EquilibriumModel):
     """
 
     distance = THOMPSON  # states are positive
+    weighted = True
 
     def __init__(
         self,
@@ -105,6 +118,11 @@ class SheafDEQ(EquilibriumModel):
         edge_dim: int | None = None,
         pre_norm: bool = True,
         norm_order: float = 2,
+        encoder: Sequence[int] = (),
+        input_dropout: float = 0.0,
+        dropout: float = 0.0,
+        readout_norm: bool = False,
+        skip: bool = False,
         solver: str | Solver | None = None,
         gradient: str | Adjoint = "unrolled",
     ) -> None:
@@ -127,12 +145,19 @@ class SheafDEQ(EquilibriumModel):
         self.pre_norm = bool(pre_norm)
         self.norm_order = checked_norm_order(norm_order)
         c = stalk_dim * channels
-        self.drive = linear(in_channels, c)
+        self.dropout, self.skip = checked_dropout(dropout), bool(skip)
+        self.inputs = FeatureEncoder(
+            in_channels, encoder, input_dropout=input_dropout, dropout=dropout
+        )
+        features = self.inputs.out_channels
+        self.drive = linear(features, c)
         self.source_maps = map_generator(c, edge_dim or 0, stalk_dim)
         self.target_maps = map_generator(c, edge_dim or 0, stalk_dim)
         self.stalk_mixing = nn.Parameter(torch.empty(stalk_dim, stalk_dim))
         self.channel_mixing = nn.Parameter(torch.empty(channels, channels))
-        self.readout = Readout(c, out_channels)
+        self.readout = MaskedReadout(
+            c, out_channels, norm=readout_norm, skip=features if skip else None
+        )
         self.reset_parameters()
 
     @property
@@ -141,8 +166,11 @@ class SheafDEQ(EquilibriumModel):
         return self.stalk_dim * self.channels
 
     def reset_parameters(self) -> None:
-        """Xavier uniform for every matrix, zero for every bias."""
+        """Xavier uniform for every matrix, zero for every bias, LayerNorm at the identity."""
         xavier(self.parameters())
+        for module in self.modules():
+            if isinstance(module, nn.LayerNorm):
+                module.reset_parameters()
 
     # ------------------------------------------------------------------ the contract
 
@@ -151,7 +179,16 @@ class SheafDEQ(EquilibriumModel):
         edge_hidden = None
         if graph.edge_attr is not None:
             edge_hidden = graph.edge_attr @ self._first_layer().edge.T
-        return SheafContext(graph.edges, self.drive(graph.x).relu(), edge_hidden)
+        graph = self.inputs(graph)
+        drive = self.drive(graph.x).relu()
+        mask = dropout_mask(drive, self.dropout, self.training)
+        return SheafContext(
+            graph.edges,
+            drive if mask is None else drive * mask,
+            edge_hidden,
+            dropout_mask(drive, self.dropout, self.training),
+            graph.x if self.skip else None,
+        )
 
     def initial_state(self, context: SheafContext) -> Tensor:
         """All ones, each row scaled to unit Euclidean norm: 1/sqrt(c)."""

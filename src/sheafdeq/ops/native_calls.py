@@ -24,9 +24,11 @@ small pages the system then spends longer on page faults than some passes take; 
 keeps and hands out again."""
 
 
-def serves(tensor: Tensor, d: int) -> bool:
+def serves(tensor: Tensor, d: int, edges: Edges | None = None) -> bool:
     """Whether the native kernel takes tensors like this one, with stalks of dimension d, here and
-    now."""
+    now. It knows no shares of edges."""
+    if edges is not None and edges.share is not None:
+        return False
     return d <= LARGEST_NATIVE_STALK and native_serves(tensor)
 
 

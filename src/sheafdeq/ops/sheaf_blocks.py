@@ -45,7 +45,7 @@ def generate(
     ``source_hidden`` A and ``target_hidden`` B (n, h), ``edge_hidden`` E (e, h).
     """
     d = round((weight.shape[0] // 2) ** 0.5)
-    if serves(target_hidden, d) and not edges.weight.requires_grad:
+    if serves(target_hidden, d, edges) and not edges.weight.requires_grad:
         blocks, diagonal = native_blocks(
             source_hidden,
             target_hidden,
@@ -80,7 +80,7 @@ def generate_parts(
     """The two nonnegative parts of :func:`parts_from_hidden`, with hidden_e = A_src + B_tgt + E_e;
     shapes as in :func:`generate`."""
     d = round((weight.shape[0] // 2) ** 0.5)
-    if serves(target_hidden, d) and not edges.weight.requires_grad:
+    if serves(target_hidden, d, edges) and not edges.weight.requires_grad:
         plus, plus_diagonal, minus, minus_diagonal = native_split_blocks(
             source_hidden,
             target_hidden,
@@ -193,5 +193,7 @@ def _mean_of_products(left: Tensor, right: Tensor, edges: Edges) -> Tensor:
     """(n, d, d) sum over the edges into each node of left^T right, divided by its degree."""
     d = left.shape[0]
     gram = _products(left, right).reshape(d * d, -1).T
+    if edges.share is not None:
+        gram = gram * edges.share[:, None]
     total = gram.new_zeros(edges.num_targets, d * d).index_add(0, edges.target, gram)
     return (total / edges.degree[:, None]).view(-1, d, d)

@@ -66,7 +66,7 @@ def sheaf_propagate(tables: Tables, second: Layers, edges: Edges, d: int, q: int
     those of ``edges``."""
     tables, second = plain(tables), plain(second)
     _check_tables(tables, second, edges, d, q)
-    if serves(tables.own_values, d):
+    if serves(tables.own_values, d, edges):
         result: Tensor = _Propagate.apply(*tables, *second, edges, d, q)  # type: ignore[no-untyped-call]
         return result
     return sheaf_propagate_reference(tables, second, edges, d, q)
@@ -96,6 +96,8 @@ def sheaf_propagate_reference(
         @ target_maps
         / edges.degree.to(own.dtype)[edges.target, None, None]
     )
+    if edges.share is not None:
+        gram = gram * edges.share[:, None, None]
     diagonal = gram.new_zeros(edges.num_targets, d, d).index_add(0, edges.target, gram)
     blocks = target_maps.transpose(1, 2) @ source_maps * edges.weight.to(own.dtype)[:, None, None]
     messages = blocks @ tables.source_values.view(-1, d, q).index_select(0, edges.source)

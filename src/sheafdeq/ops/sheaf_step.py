@@ -94,7 +94,7 @@ def sheaf_step(
     edge_hidden = None if edge_hidden is None else plain_tensor(edge_hidden, "edge_hidden")
     _check_step(state, drive, weights, edge_hidden, options)
     weights = StepWeights.of(plain(weights.flat))
-    if serves(state, options.d):
+    if serves(state, options.d, options.edges):
         if options.norm_order == 2 or not options.pre_norm:
             result: Tensor = _Step.apply(state, drive, *weights.flat, edge_hidden, options)  # type: ignore[no-untyped-call]
             return result

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from sheafdeq.certificates import certify
 from sheafdeq.data.graph import AnyGraph, Graph
-from sheafdeq.equilibrium import EquilibriumModel
+from sheafdeq.equilibrium import EquilibriumModel, MaskedReadout
 from sheafdeq.errors import InputError
+from sheafdeq.layers.feature_encoder import FeatureEncoder
 from sheafdeq.predictions.lead import leads
 from sheafdeq.predictions.predictions import Predictions
 from sheafdeq.predictions.rules import RULES, Enclosed
@@ -74,12 +75,26 @@ def certify_predictions(
         known = ", ".join(kind.__name__ for kind in RULES)
         reason = f"no enclosure is known for {type(model).__name__} (known: {known})"
         return _nothing(model, graph, radius, state, reason, started)
+    unread = _unread(model)
+    if unread is not None:
+        return _nothing(model, graph, radius, state, unread, started)
     certificate = certify(model, graph, equilibrium=state, effort="quick")
     if "readout" in vars(model):
         reason = "'readout' was replaced on this object"
         return _nothing(model, graph, radius, state, reason, started)
     enclosed = rule(model, graph, state, radius, certificate)
     return _judged(model, graph, radius, state, enclosed, started)
+
+
+def _unread(model: EquilibriumModel) -> str | None:
+    """What stands before or after the iteration and has no enclosure; None without."""
+    inputs = getattr(model, "inputs", None)
+    if isinstance(inputs, FeatureEncoder) and len(inputs.layers):
+        return "the features pass an encoder, for which there is no enclosure"
+    for part in (getattr(model, "readout", None), getattr(model, "output", None)):
+        if isinstance(part, MaskedReadout) and not part.plain:
+            return "the readout has a norm or a skip, for which there is no enclosure"
+    return None
 
 
 @torch.no_grad()

@@ -45,7 +45,8 @@ def augmented(graph: Graph, config: AugmentationConfig) -> Graph:
         return replace(graph, x=x, edge_attr=attributes)
     kept = _kept_edges(graph, config.edge_dropout)
     attributes = None if attributes is None else attributes[kept]
-    edges = Edges.of(graph.edge_index[:, kept], graph.num_nodes, x.dtype)
+    share = None if graph.edges.share is None else graph.edges.share[kept]
+    edges = Edges.of(graph.edge_index[:, kept], graph.num_nodes, x.dtype, share=share)
     return Graph(x, edges, attributes, graph.graph_of_node, graph.num_graphs)
 
 

@@ -107,9 +107,10 @@ def is_stochastic(model: nn.Module) -> bool:
             return True
         if isinstance(module, nn.modules.batchnorm._NormBase):
             return True
-        rate = getattr(module, "dropout", 0)
-        if isinstance(rate, float | int) and rate > 0:
-            return True
+        for name in ("dropout", "input_dropout"):
+            rate = getattr(module, name, 0)
+            if isinstance(rate, float | int) and rate > 0:
+                return True
     return False
 
 

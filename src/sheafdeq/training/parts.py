@@ -48,7 +48,12 @@ def cut(split: Split, objective: Objective, bounds: Sequence[int]) -> list[Split
         )
         part = Graph(
             graph.x[n0:n1],
-            Edges.of(graph.edge_index[:, e0:e1] - n0, n1 - n0, graph.x.dtype),
+            Edges.of(
+                graph.edge_index[:, e0:e1] - n0,
+                n1 - n0,
+                graph.x.dtype,
+                share=None if graph.edges.share is None else graph.edges.share[e0:e1],
+            ),
             None if graph.edge_attr is None else graph.edge_attr[e0:e1],
             graph.graph_ids[n0:n1] - first if last - first > 1 else None,
             last - first,

@@ -22,7 +22,8 @@ from sheafdeq.certificates.collatz_wielandt import quotients
 from sheafdeq.certificates.examine import examine, measure
 from sheafdeq.certificates.interval import EPSILON
 from sheafdeq.certificates.problem import Problem
-from sheafdeq.equilibrium import Readout
+from sheafdeq.equilibrium import MaskedReadout, Readout
+from sheafdeq.layers.feature_encoder import FeatureEncoder
 from sheafdeq.layers.gates import GATES, Gate
 
 __all__ = [
@@ -36,7 +37,16 @@ __all__ = [
     "rounded_up",
 ]
 
-PLAIN = (nn.LayerNorm, nn.Linear, nn.ModuleList, nn.ReLU, nn.Sequential, Readout)
+PLAIN = (
+    FeatureEncoder,
+    MaskedReadout,
+    nn.LayerNorm,
+    nn.Linear,
+    nn.ModuleList,
+    nn.ReLU,
+    nn.Sequential,
+    Readout,
+)
 """The submodules the proofs know: with exactly these types a weight is what the layer computes
 with."""
 PROVED_GATES = {name: GATES[name] for name in ("tanh", "rational", "balance")}

@@ -12,7 +12,8 @@ from sheafdeq.certificates.examine import reach_equilibrium
 from sheafdeq.certificates.problem import Problem
 from sheafdeq.certificates.rule import rule
 from sheafdeq.certificates.rules.pieces import PLAIN, by_theorem, gate_objection
-from sheafdeq.models.sheaf_cascade import CascadeLevel, SheafCascade
+from sheafdeq.layers.cascade_level import CascadeLevel
+from sheafdeq.models.sheaf_cascade import SheafCascade
 
 __all__ = ["sheaf_cascade"]
 

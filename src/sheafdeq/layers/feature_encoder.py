@@ -1,0 +1,108 @@
+"""What stands between raw features and a model: input dropout and a perceptron, once a solve.
+
+Bags of words are wide (1,433 words on Cora) and nearly empty. A perceptron makes them narrow before
+drive, maps and edge networks read them, and its first product touches stored entries only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.parameter import is_lazy
+
+from sheafdeq.data.graph import Graph
+from sheafdeq.layers.checks import checked_dropout, checked_positive
+from sheafdeq.layers.initialise import linear, xavier
+from sheafdeq.ops.sparse import aggregate
+
+__all__ = ["FeatureEncoder", "dropout_mask"]
+
+
+class FeatureEncoder(nn.Module):
+    r"""Features as the model reads them, :math:`x \leftarrow M_k \odot \mathrm{ReLU}(W_k (M_{k-1}
+    \odot \dots W_1 (M_0 \odot x) + b_1 \dots) + b_k)`.
+
+    The masks M are dropout while training, drawn once for each call, that is once for each solve,
+    and absent in evaluation mode. Without widths and input dropout it returns the graph itself and
+    has no parameters.
+
+    Args:
+        in_channels: width f of the raw features; -1: that of the first graph.
+        widths: of the layers; empty: the features themselves.
+        input_dropout: share of the features that are set to zero (M_0).
+        dropout: share of the hidden values that are set to zero (the other masks).
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        widths: Sequence[int] = (),
+        *,
+        input_dropout: float = 0.0,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        widths = tuple(widths)
+        for width in widths:
+            checked_positive(encoder=width)
+        self.out_channels = widths[-1] if widths else in_channels
+        self.input_dropout = checked_dropout(input_dropout, "input_dropout")
+        self.dropout = checked_dropout(dropout) if widths else 0.0
+        self.layers = nn.ModuleList(linear(a, b) for a, b in pairwise([in_channels, *widths]))
+
+    def reset_parameters(self) -> None:
+        """Xavier uniform for every matrix, zero for every bias."""
+        xavier(self.parameters())
+
+    def forward(self, graph: Graph) -> Graph:
+        """The same graph with encoded features (n, out_channels)."""
+        if not self.layers and not self.input_dropout:
+            return graph
+        if not self.layers:
+            return graph.with_features(
+                functional.dropout(graph.x, self.input_dropout, self.training)
+            )
+        hidden = graph.x
+        for k, layer in enumerate(self.layers):
+            hidden = layer(hidden) if k else self.product(layer, graph)
+            hidden = functional.dropout(hidden.relu(), self.dropout, self.training)
+        return graph.with_features(hidden)
+
+    def first(self, layer: nn.Module, graph: Graph) -> Tensor:
+        """``layer`` of the encoded features: what a model without a perceptron of its own begins
+        with."""
+        if not self.layers and self.input_dropout:
+            return self.product(layer, graph)
+        result: Tensor = layer(self(graph).x)
+        return result
+
+    def product(self, layer: nn.Module, graph: Graph) -> Tensor:
+        """``layer`` of the raw features after input dropout: (n, f) -> (n, width).
+
+        Where most features are zero, only the others are dropped and multiplied.
+        """
+        assert isinstance(layer, nn.Linear)
+        weight, bias = layer.weight, layer.bias
+        entries = graph.sparse_features
+        if entries is None or is_lazy(weight):
+            dense: Tensor = layer(functional.dropout(graph.x, self.input_dropout, self.training))
+            return dense
+        values, places = entries
+        values = functional.dropout(values, self.input_dropout, self.training)
+        product = aggregate(values, weight.T, places)
+        return product if bias is None else product + bias
+
+
+def dropout_mask(like: Tensor, rate: float, training: bool) -> Tensor | None:
+    """(n, c) entries 0 or 1 / (1 - rate), to be drawn once a solve; None in evaluation mode.
+
+    Multiplying by a fixed nonnegative mask keeps a nonnegative drive nonnegative, so what is proved
+    for every drive B >= 0 holds of the masked solve, too.
+    """
+    if not training or rate == 0.0:
+        return None
+    return torch.empty_like(like).bernoulli_(1 - rate).div_(1 - rate)
