@@ -14,7 +14,6 @@ from torch_geometric.nn import GATConv, GCNConv, TransformerConv
 import graphs
 from sheafdeq.edges import Edges
 from sheafdeq.layers.adjacency import gcn_weights, propagate
-from sheafdeq.layers.attention import attend
 from sheafdeq.models.appnp import APPNP
 from sheafdeq.models.gat import GATLayer
 from sheafdeq.models.gcn import GCN
@@ -102,25 +101,6 @@ def test_blocks_and_heads_equal_dense() -> None:
     ).view(3, 4, 2)
     for h in range(3):
         assert torch.allclose(result[h], dense(edges, weights[h]) @ table[:, h])
-
-
-def test_a_row_without_neighbours_attends_to_nothing() -> None:
-    edges = Edges(torch.tensor([0, 1]), torch.tensor([0, 0, 2]), 2)
-    query, key, value = (
-        torch.randn(1, 2, 3, dtype=torch.float64, requires_grad=True) for _ in range(3)
-    )
-    result = attend(query, key, value, edges)
-    assert torch.equal(result[0, 0], torch.zeros(3, dtype=torch.float64))
-    result.sum().backward()
-    assert all(torch.isfinite(t.grad).all() for t in (query, key, value))  # type: ignore[arg-type]
-
-
-def test_attention_does_not_overflow() -> None:
-    edges = Edges(torch.tensor([0, 1]), torch.tensor([0, 2]), 2)
-    query, key = torch.full((1, 1, 1), 1e4), torch.tensor([[[1e4], [-1e4]]])
-    assert torch.allclose(
-        attend(query, key, torch.tensor([[[1.0], [2.0]]]), edges), torch.tensor([[[1.0]]])
-    )
 
 
 @torch.no_grad()

@@ -11,10 +11,10 @@ from torch.nn import functional
 from sheafdeq.data.graph import Graph
 from sheafdeq.edges import Edges
 from sheafdeq.equilibrium import ExplicitModel
-from sheafdeq.layers.attention import join_heads, softmax_aggregate, split_heads
 from sheafdeq.layers.checks import checked_dropout, checked_positive
 from sheafdeq.layers.feature_encoder import FeatureEncoder
 from sheafdeq.layers.initialise import xavier
+from sheafdeq.ops.attention import Attended, attention
 
 __all__ = ["GAT", "GATLayer"]
 
@@ -41,18 +41,16 @@ class GATLayer(nn.Module):
 
     def forward(self, state: Tensor, edges: Edges) -> Tensor:
         """(n, f) -> (n, heads * channels)."""
-        many = edges.heads(self.heads)
-        values = split_heads(self.mixing(state), self.heads)  # (M, n, w)
-        of_source = (values * self.source_score.unsqueeze(1)).sum(2).reshape(-1)
-        of_target = (values * self.target_score.unsqueeze(1)).sum(2).reshape(-1)
-        scores = functional.leaky_relu(
-            of_source.index_select(0, many.source) + of_target.index_select(0, many.target), 0.2
+        values = self.mixing(state)
+        by_head = values.view(len(values), self.heads, values.shape[1] // self.heads)
+        of_source, of_target = (
+            (by_head * score).sum(2) for score in (self.source_score, self.target_score)
         )
-        flat = values.reshape(-1, values.shape[2])
-        own = (functional.leaky_relu(of_source + of_target, 0.2), flat)
-        share = None if edges.share is None else edges.share.repeat(self.heads)
-        result = softmax_aggregate(scores, flat, many, own=own, share=share)
-        return join_heads(result.view_as(values)) + self.bias
+        table = Attended(of_source, values)
+        result = attention(
+            of_target, table, edges, self.heads, own=table, slope=0.2, share=edges.share
+        )
+        return result + self.bias
 
 
 class GAT(ExplicitModel):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
@@ -13,11 +14,11 @@ from sheafdeq.distances import THOMPSON
 from sheafdeq.edges import Edges
 from sheafdeq.equilibrium import Readout
 from sheafdeq.errors import InputError
-from sheafdeq.layers.attention import attend, join_heads, split_heads
 from sheafdeq.layers.checks import checked_positive
 from sheafdeq.layers.gathering import GatheringModel
 from sheafdeq.layers.initialise import xavier
 from sheafdeq.layers.restriction import checked_norm_order, normalise_rows
+from sheafdeq.ops.attention import Attended, EdgeTerms, attention, packed_attention
 from sheafdeq.recurrence import edge_field, node_field
 from sheafdeq.solvers import Solver
 
@@ -29,6 +30,7 @@ class AttentionContext:
     """What stays constant during one solve."""
 
     edges: Edges
+    projection: Tensor  # (3c, c) Q, K and V, for one product
     drive: Tensor = node_field()  # (n, c)
     edge_embedding: Tensor | None = edge_field(default=None)  # (e, c)
 
@@ -122,7 +124,8 @@ class GraphAttnDEQ(GatheringModel):
         embedding = (
             None if self.edge is None or graph.edge_attr is None else self.edge(graph.edge_attr)
         )
-        return AttentionContext(graph.edges, self.drive(graph.x).relu(), embedding)
+        projection = torch.cat([self.query.weight, self.key.weight, self.value.weight])
+        return AttentionContext(graph.edges, projection, self.drive(graph.x).relu(), embedding)
 
     def initial_state(self, context: AttentionContext) -> Tensor:
         """All ones, each row scaled to unit Euclidean norm."""
@@ -132,24 +135,17 @@ class GraphAttnDEQ(GatheringModel):
         self, own: Tensor, table: Tensor, edges: Edges, context: AttentionContext
     ) -> Tensor:
         """(n, c) the multi-head propagation before W."""
-        seen, seen_table = self._normalised(own), self._normalised(table)
-        query = split_heads(self.query(seen), self.heads)
-        own_pair = (
-            split_heads(self.key(seen), self.heads),
-            split_heads(self.value(own), self.heads),
-        )
-        if table is own:
-            key, value = own_pair
-        else:
-            key, value = (
-                split_heads(self.key(seen_table), self.heads),
-                split_heads(self.value(table), self.heads),
-            )
-        edge = None
-        if context.edge_embedding is not None:
-            embedding = split_heads(context.edge_embedding, self.heads)
-            edge = (embedding, None if self.pre_norm else embedding)
-        return join_heads(attend(query, key, value, edges, own=own_pair, edge=edge))
+        embedding = context.edge_embedding
+        terms = EdgeTerms(embedding, None if self.pre_norm else embedding)
+        if table is own and not self.pre_norm:
+            packed = functional.linear(own, context.projection)
+            return packed_attention(packed, edges, self.heads, own=True, terms=terms)
+        seen = self._normalised(own)
+        own_rows = Attended(self.key(seen), self.value(own))
+        rows = own_rows
+        if table is not own:
+            rows = Attended(self.key(self._normalised(table)), self.value(table))
+        return attention(self.query(seen), rows, edges, self.heads, own=own_rows, terms=terms)
 
     def update(self, own: Tensor, table: Tensor, edges: Edges, context: AttentionContext) -> Tensor:
         """tanh(Attn(H) W) + B + beta."""

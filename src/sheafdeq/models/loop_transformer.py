@@ -12,10 +12,10 @@ from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
 from sheafdeq.edges import Edges
 from sheafdeq.equilibrium import Readout
-from sheafdeq.layers.attention import attend, join_heads, split_heads
 from sheafdeq.layers.checks import checked_dropout, checked_positive
 from sheafdeq.layers.gathering import GatheringModel
 from sheafdeq.layers.initialise import xavier
+from sheafdeq.ops.attention import Attended, EdgeTerms, attention, packed_attention
 from sheafdeq.recurrence import edge_field, node_field
 from sheafdeq.solvers import Solver
 
@@ -27,6 +27,8 @@ class LoopContext:
     """What stays constant during one solve."""
 
     edges: Edges
+    projection: Tensor  # (3c, c) Q, K and V, for one product
+    projection_bias: Tensor  # (3c,)
     start: Tensor = node_field()  # (n, c) the encoded features
     edge_embedding: Tensor | None = edge_field(default=None)  # (e, c)
     # (n, 2c) dropout of the feed-forward block, already scaled
@@ -130,7 +132,10 @@ class LoopTransformer(GatheringModel):
             mask = functional.dropout(
                 start.new_ones(len(start), self.expand.out_features), self.dropout
             )
-        return LoopContext(graph.edges, start, embedding, mask)
+        layers = (self.query, self.key, self.value)
+        projection = torch.cat([layer.weight for layer in layers])
+        bias = torch.cat([layer.bias for layer in layers])
+        return LoopContext(graph.edges, projection, bias, start, embedding, mask)
 
     def initial_state(self, context: LoopContext) -> Tensor:
         """B(X)."""
@@ -138,14 +143,13 @@ class LoopTransformer(GatheringModel):
 
     def convolve(self, own: Tensor, table: Tensor, edges: Edges, context: LoopContext) -> Tensor:
         """(n, c) the gated attention layer."""
-        edge = None
-        if context.edge_embedding is not None:
-            edge = (split_heads(context.edge_embedding, self.heads),) * 2
-        query, key, value = (
-            split_heads(layer(rows), self.heads)
-            for layer, rows in ((self.query, own), (self.key, table), (self.value, table))
-        )
-        message = join_heads(attend(query, key, value, edges, edge=edge))
+        terms = EdgeTerms(context.edge_embedding, context.edge_embedding)
+        if table is own:
+            packed = functional.linear(own, context.projection, context.projection_bias)
+            message = packed_attention(packed, edges, self.heads, own=False, terms=terms)
+        else:
+            rows = Attended(self.key(table), self.value(table))
+            message = attention(self.query(own), rows, edges, self.heads, terms=terms)
         skipped = self.skip(own)
         gate = self.gate(torch.cat([message, skipped, message - skipped], dim=1)).sigmoid()
         return torch.lerp(message, skipped, gate)

@@ -14,15 +14,14 @@ from sheafdeq.data.graph import Graph
 from sheafdeq.distances import THOMPSON
 from sheafdeq.edges import Edges
 from sheafdeq.equilibrium import Readout
-from sheafdeq.layers.attention import softmax_aggregate
 from sheafdeq.layers.checks import checked_positive
 from sheafdeq.layers.edge_features import edge_feature_width, edge_features
 from sheafdeq.layers.gates import ROUNDING_SLACK, gate_by_name
 from sheafdeq.layers.gathering import GatheringModel
 from sheafdeq.layers.initialise import xavier
 from sheafdeq.layers.rows import unit_rows
+from sheafdeq.ops.attention import Attended, EdgeTerms, attention
 from sheafdeq.ops.gated_step import two_parts
-from sheafdeq.ops.sparse import correlate
 from sheafdeq.recurrence import edge_field, node_field
 from sheafdeq.solvers import Solver
 
@@ -178,39 +177,28 @@ class StrongAttnDEQ(GatheringModel):
         self, own: Tensor, table: Tensor, edges: Edges, context: StrongAttentionContext
     ) -> Tensor:
         """T(H)."""
-        gathered = self._averages(own, table, edges, context)  # (M, n, c)
+        gathered = self._averages(own, table, edges, context)  # (n, M*c)
         mixing = self.mixing.weight.view(self.width, self.heads, self.channels)
         values = self.value.weight.view(self.heads, self.channels, self.width)
-        coefficients = torch.einsum("omq,mqc->moc", mixing, values)  # C^m = W_m V^m
-        plus, minus = (
-            torch.einsum("moc,mnc->no", part, gathered) for part in two_parts(coefficients)
-        )
+        coefficients = torch.einsum("omq,mqc->omc", mixing, values)  # C^m = W_m V^m
+        plus, minus = (gathered @ part.flatten(1).T for part in two_parts(coefficients))
         return self.shift + context.drive + self.gate.of_parts(plus, minus)
 
     def _averages(
         self, own: Tensor, table: Tensor, edges: Edges, context: StrongAttentionContext
     ) -> Tensor:
-        """(M, n, c) a^m_i: the states averaged with the attention of every head."""
-        heads, w, c = self.heads, self.channels, self.width
+        """(n, M*c) a^m_i: the states averaged with the attention of every head."""
         unit = unit_rows(own)
-        unit_table = unit if table is own else unit_rows(table)
-        query = self._by_head(unit @ context.query_weight.T * w**-0.5)
-        own_key = self._by_head(self.key(unit))
-        key = own_key if table is own else self._by_head(self.key(unit_table))
-        many = edges.heads(heads)
-        scores = correlate(query, key, many) + context.bias.T.reshape(-1)
-        own_scores = (query * own_key).sum(1) + self.own_bias.repeat_interleave(len(own))
-        own_value, value = own.repeat(heads, 1), table.repeat(heads, 1)
-        return softmax_aggregate(scores, value, many, own=(own_scores, own_value)).view(
-            heads, -1, c
-        )
-
-    def _by_head(self, rows: Tensor) -> Tensor:
-        """(r, M*w) -> (M*r, w), also for r = 0 (a graph without edges)."""
-        return (
-            rows.view(len(rows), self.heads, self.channels)
-            .transpose(0, 1)
-            .reshape(-1, self.channels)
+        own_rows = Attended(self.key(unit), own)
+        rows = own_rows if table is own else Attended(self.key(unit_rows(table)), table)
+        return attention(
+            unit @ context.query_weight.T,
+            rows,
+            edges,
+            self.heads,
+            own=own_rows,
+            terms=EdgeTerms(bias=context.bias, own_bias=self.own_bias),
+            shared_value=True,
         )
 
     def __repr__(self) -> str:

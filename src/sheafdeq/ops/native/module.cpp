@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "arguments.hpp"
+#include "attention_arguments.hpp"
 #include "layout.hpp"
 
 #ifdef _OPENMP
@@ -30,7 +31,9 @@ namespace sheafdeq {
   extern const BlockKernels<float> blocks_float_##variant; \
   extern const BlockKernels<double> blocks_double_##variant; \
   extern const BlockFunctions<float> general_blocks_float_##variant; \
-  extern const BlockFunctions<double> general_blocks_double_##variant;
+  extern const BlockFunctions<double> general_blocks_double_##variant; \
+  extern const AttentionFunctions<float> attention_float_##variant; \
+  extern const AttentionFunctions<double> attention_double_##variant;
 #ifdef SHEAFDEQ_HAS_BASELINE
 SHEAFDEQ_DECLARE(baseline)
 #endif
@@ -50,6 +53,7 @@ template <class T> struct Copies {
   const EdgeFunctions<T>* general;
   const BlockKernels<T>* blocks;
   const BlockFunctions<T>* general_blocks;
+  const AttentionFunctions<T>* attention;
 };
 
 struct Variant {
@@ -62,7 +66,8 @@ struct Variant {
 };
 
 #define SHEAFDEQ_COPIES(scalar, variant) \
-  {&kernels_##scalar##_##variant, &general_##scalar##_##variant, &blocks_##scalar##_##variant, &general_blocks_##scalar##_##variant}
+  {&kernels_##scalar##_##variant, &general_##scalar##_##variant, &blocks_##scalar##_##variant, &general_blocks_##scalar##_##variant, \
+   &attention_##scalar##_##variant}
 #define SHEAFDEQ_VARIANT_ROW(variant) {#variant, SHEAFDEQ_COPIES(float, variant), SHEAFDEQ_COPIES(double, variant)}
 
 bool supported(const std::string& name) {
@@ -601,6 +606,10 @@ void step_backward(const Layout& layout, int d, int q, bool pre_norm, Matrix<con
 
 #include "block_calls.hpp"
 
+// ---------------------------------------------------------------------- attention
+
+#include "attention_calls.hpp"
+
 // ---------------------------------------------------------------------- bindings
 
 template <class To, class From> std::vector<To> copied(const Row<const From>& row) {
@@ -616,6 +625,8 @@ template <class T> void bind(nb::module_& module, const std::string& suffix) {
   module.def(("map_backward_" + suffix).c_str(), &map_backward<T>);
   module.def(("product_forward_" + suffix).c_str(), &product_forward<T>);
   module.def(("product_backward_" + suffix).c_str(), &product_backward<T>);
+  module.def(("attention_forward_" + suffix).c_str(), &attention_forward<T>);
+  module.def(("attention_backward_" + suffix).c_str(), &attention_backward<T>);
   module.def(("lanes_" + suffix).c_str(), [] { return chosen->kernels(T()).lanes; });
 }
 
@@ -640,7 +651,7 @@ NB_MODULE(_native, module) {
       .def("threads", [](const Layout& self, int threads) { return threads_for(self, threads); });
 
   module.attr("norm_floor") = sheafdeq::norm_floor;
-  module.attr("interface") = 3;  // raised when a call changes; sheafdeq.ops.native_module asks for it
+  module.attr("interface") = 4;  // raised when a call changes; sheafdeq.ops.native_module asks for it
   bind<float>(module, "float");
   bind<double>(module, "double");
   module.def("advise", [](nb::ndarray<nb::device::cpu> tensor) { ask_for_huge_pages(tensor.data(), tensor.nbytes()); });
