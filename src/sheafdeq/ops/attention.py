@@ -75,7 +75,7 @@ def attention(
         terms: what single edges contribute.
         slope: of LeakyReLU, for additive scores.
         shared_value: all heads average the same values.
-        share: (e,) factors on the exponentials, so that an edge of share zero is absent; in PyTorch.
+        share: (e,) factors on the exponentials, so that an edge of share zero is absent (PyTorch).
     """
     _check(query, table, edges, heads, own, terms, slope, shared_value)
 
