@@ -31,7 +31,7 @@ distributed: adjoints certificates data derivatives distances edges equilibrium 
 edges: errors plain_tensor
 equilibrium: adjoints data distances errors full_precision options plain_tensor solvers
 errors:
-evaluation: data equilibrium errors records training
+evaluation: data distances equilibrium errors records solvers training
 explorer: asynchronous data diagnostics distances edges equilibrium errors report solvers
 full_precision:
 fuzzing: cli data edges errors ops options records registry report training

@@ -310,7 +310,8 @@ def test_one_graph_is_cut_out_exactly(store: Path) -> None:
     both = whole.model.run(whole.split.graph).logits
     alone = second.model.run(second.split.graph).logits
     assert second.split.graph.num_nodes == 30
-    assert (both[30:] - alone).abs().max() < 1e-6
+    # ten roundings of outputs of this size: sums run over another number of rows
+    assert (both[30:] - alone).abs().max() < 1e-6 * both.abs().max()
     with pytest.raises(UsageError, match="0 to 1"):
         one_graph(whole.split, whole.task.objective, "2")
 

@@ -151,19 +151,19 @@ def test_mistakes_are_named(
     np.savez(tmp_path / "empty.npz", y=np.zeros(3))
     cases = [
         ([run, "--parts", "1000"], 1, "at most 60"),
-        ([run, "--parts", "0"], 1, "positive integer"),
+        ([run, "--parts", "0"], 2, "whole number from 1"),
         ([run, "--assignment", str(tmp_path / "short.txt")], 1, "each of the 60 nodes"),
         ([run, "--assignment", str(tmp_path / "word.txt")], 1, "one part number a line"),
         ([run, "--output", "o.txt"], 2, ".npz or .csv"),
         ([run, "--npz", "a.npz", "--nodes", "n.csv", "--edges", "e.csv"], 2, "not both"),
-        ([run, "--nodes", "n.csv"], 2, "go together"),
+        ([run, "--nodes", "n.csv"], 2, "belong together"),
         ([run, "--npz", str(tmp_path / "empty.npz")], 1, "no array 'x'"),
         ([run, "--ray-address", "h:1"], 2, "--engine ray"),
         ([run, "--slow", "fast"], 2, "PART=FACTOR"),
         ([run, "--mode", "async", "--horizon", "3"], 2, "--horizon"),
         ([str(runs["energygnn"])], 1, "no local_step"),
         ([str(runs["mlp"])], 1, "feed-forward"),
-        ([str(tmp_path / "nothing")], 1, "nothing"),
+        ([str(tmp_path / "nothing")], 2, "nothing"),
     ]
     for arguments, code, words in cases:
         assert main(["infer", *arguments]) == code, arguments

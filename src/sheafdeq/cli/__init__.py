@@ -16,6 +16,8 @@ from collections.abc import Sequence
 
 import sheafdeq
 from sheafdeq.cli.arguments import Parser
+from sheafdeq.cli.data_options import chosen_root
+from sheafdeq.cli.run_names import resolve_runs
 from sheafdeq.errors import SheafDEQError, UsageError
 from sheafdeq.printable import printable
 
@@ -67,7 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             for place in options.user_model:
                 use_model(place)
-        return int(options.run(options) or 0)
+        resolve_runs(options)
+        with chosen_root(getattr(options, "root", None)):
+            return int(options.run(options) or 0)
     except BrokenPipeError:  # the reader (head, less) went away: not our failure
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - lives until the process ends
         return 0

@@ -19,12 +19,14 @@ from sheafdeq.options import SEED, suggestion
 from sheafdeq.printable import printable
 
 __all__ = [
+    "FIGURE_ENDINGS",
     "Parser",
     "add_assignments",
-    "add_own_graph_options",
     "names_of",
+    "output_file",
     "output_folder",
     "parse_assignments",
+    "present_file",
     "present_folder",
     "real_number",
     "seed_number",
@@ -122,6 +124,35 @@ def present_folder(text: str) -> str:
     return text
 
 
+def present_file(text: str) -> str:
+    """A file that is there."""
+    if not _exists(text) or Path(text).is_dir():
+        raise argparse.ArgumentTypeError(
+            f"{text[:200]!r} is {'a folder, a file is needed' if _exists(text) else 'not there'}"
+        )
+    return text
+
+
+def output_file(*endings: str) -> Callable[[str], str]:
+    """A file to write, whose name has one of the endings (any, if none is named); its folder is
+    there or can be made."""
+
+    def convert(text: str) -> str:
+        if endings and Path(text).suffix.lower() not in endings:
+            raise argparse.ArgumentTypeError(
+                f"{text[:200]!r} must end in {' or '.join(endings)}, which says what is written"
+            )
+        if _is_folder(text):
+            raise argparse.ArgumentTypeError(f"{text[:200]!r} is a folder, a file is needed")
+        output_folder(str(Path(text).parent))
+        return text
+
+    return convert
+
+
+FIGURE_ENDINGS = (".png", ".svg", ".pdf")
+
+
 def output_folder(text: str) -> str:
     """A folder to write into: there already, or one that can be made."""
     for place in [Path(text), *Path(text).parents]:
@@ -192,24 +223,3 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
         except ValueError:
             values[key] = text
     return values
-
-
-def add_own_graph_options(parser: argparse.ArgumentParser) -> None:
-    """A labelled graph from the user's files instead of a named task."""
-    parser.add_argument(
-        "--npz",
-        metavar="FILE",
-        help="your own graph: x, edge_index, y and masks in one npz archive",
-    )
-    parser.add_argument(
-        "--nodes", metavar="FILE", help="your own graph: node table (CSV), together with --edges"
-    )
-    parser.add_argument(
-        "--edges", metavar="FILE", help="your own graph: edge table (CSV), together with --nodes"
-    )
-    parser.add_argument(
-        "--undirected", action="store_true", help="store every edge of the edge table both ways"
-    )
-    parser.add_argument(
-        "--seed", type=seed_number, help="draw 60/20/20 masks with this seed if your graph has none"
-    )

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from sheafdeq.cli.arguments import real_number, seed_number, share, whole_number
+from sheafdeq.cli.data_options import data_choice
 from sheafdeq.cli.subject import (
     FINITE_HORIZON,
     Subject,
@@ -245,6 +246,7 @@ def study(subject: Subject, conditions: list[Any], kind: str, options: Any) -> d
         "command": command_line(
             "async",
             subject,
+            data_choice(options),
             samples=options.samples,
             work=options.work,
             reference=options.reference,

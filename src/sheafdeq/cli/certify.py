@@ -19,8 +19,11 @@ from sheafdeq.cli.certificate_records import (
     table_row,
     witness_path,
 )
+from sheafdeq.cli.data_options import PARTS, add_data_options, data_choice
 from sheafdeq.cli.predictions import add_prediction_options, refused_or_wanted, run_predictions
+from sheafdeq.cli.run_names import add_runs
 from sheafdeq.errors import InputError, SheafDEQError, UsageError
+from sheafdeq.options import suggestion
 
 
 def configure(commands: Any) -> None:
@@ -31,12 +34,14 @@ def configure(commands: Any) -> None:
         description="Certificates with rate, metric, domain and margins; refutations with a "
         "witness (docs/certificates.md).",
     )
-    parser.add_argument(
+    add_runs(
+        parser,
         "subject",
         metavar="RUN|MODEL",
         nargs="?",
-        help="a run directory or checkpoint, or the name of a model (then with fresh weights "
-        "drawn with --seed)",
+        other="a model",
+        help="a run (its directory, or the beginning of its id) or checkpoint, or the name of a "
+        "model (then with fresh weights drawn with --seed)",
     )
     parser.add_argument(
         "--all",
@@ -81,9 +86,7 @@ def configure(commands: Any) -> None:
     parser.add_argument(
         "--level", type=whole_number(0, 10), help="heterophily level of a community task"
     )
-    parser.add_argument(
-        "--split", choices=["train", "validation", "test"], default="test", help="default test"
-    )
+    add_data_options(parser, parts=PARTS)
     parser.add_argument(
         "--graph", default="0", help="number of one graph of the split, or 'all' (default 0)"
     )
@@ -165,33 +168,39 @@ def _load(name: str, options: Any) -> tuple[Any, Any, dict[str, Any]]:
     """The model, its graph, and where both came from."""
     import torch
 
-    from sheafdeq.cli.subject import load_subject, one_graph
-    from sheafdeq.data.catalogue import load_task
+    from sheafdeq.cli.subject import load_examined, one_graph
     from sheafdeq.records import RECORD_FILE
     from sheafdeq.registry import MODELS, Shape, build_model, use_model
     from sheafdeq.training.checkpoint import load_model
     from sheafdeq.training.store import safe_name
     from sheafdeq.user_models import installed_names
 
-    path = Path(name)
+    path, data = Path(name), data_choice(options)
     if (path / RECORD_FILE).is_file() and options.task is None and options.level is None:
-        subject = load_subject(path, options.split, options.graph)
+        subject = load_examined(path, options.split, options.graph, data=data)
         facts = {
             "subject": f"{subject.record.model.title}, seed {subject.record.seed}, run "
             f"{subject.record.id[:8]}",
             "model": subject.name,
             "run": subject.record.id,
             "seed": subject.record.seed,
-            "task": subject.task.title,
-            "part": subject.graph_label,
+            "task": subject.task_facts()["title"],
+            "part": " ".join([subject.graph_label, *data.words()]),
             "file": subject.file_name,
         }
-        return subject.model, subject.split.graph, facts
-    if options.task is None:
+        return subject.model, subject.graph, facts
+    known = path.exists() or name in MODELS or ":" in name or name in installed_names()
+    if not known:
         raise UsageError(
-            f"{name} brings no task of its own: give --task (and --level for community)"
+            f"{name!r} is neither a run, a checkpoint, nor one of the models "
+            f"{', '.join(sorted(MODELS))}{suggestion(name, [*MODELS, *installed_names()])}"
         )
-    task = load_task(options.task, level=options.level)
+    if options.task is None and not data.files:
+        raise UsageError(
+            f"{name} brings no task of its own: give --task (and --level for community), or your "
+            "own graph"
+        )
+    task = data.task(options.task, options.level)
     split, part = task.splits[options.split], options.split
     if options.graph != "all":
         split, part = (
@@ -201,7 +210,7 @@ def _load(name: str, options: Any) -> tuple[Any, Any, dict[str, Any]]:
     if path.exists():
         model: Any = load_model(path)
         title = f"checkpoint {path.name}"
-    elif name in MODELS or ":" in name or name in installed_names():
+    else:
         if ":" in name:
             use_model(name)  # it was named on the command line
         d = task.dimensions
@@ -215,11 +224,6 @@ def _load(name: str, options: Any) -> tuple[Any, Any, dict[str, Any]]:
         )
         torch.manual_seed(options.seed)
         model, title = build_model(name, shape), f"{name} with fresh weights (seed {options.seed})"
-    else:
-        raise UsageError(
-            f"{name!r} is neither a run, a checkpoint, nor one of the models "
-            f"{', '.join(sorted(MODELS))}"
-        )
     level = "" if task.level is None else f"-{task.level}"
     facts = {
         "subject": title,
@@ -274,6 +278,8 @@ def _table(options: Any) -> int:
         raise UsageError(f"{root}: no such folder")
     if options.task is not None or options.level is not None:
         raise UsageError("--all examines every run on its own task: leave --task and --level out")
+    if data_choice(options).fields():
+        raise UsageError("--all examines every run on its own data: leave files and --split out")
     known = (
         {}
         if options.fresh or not options.out

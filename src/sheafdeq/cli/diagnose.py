@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from sheafdeq.cli.arguments import real_number, seed_number, whole_number
+from sheafdeq.cli.data_options import data_choice
 from sheafdeq.cli.subject import Subject, add_subject_options, command_line, subjects, write_record
 
 
@@ -105,6 +106,7 @@ def examine(subject: Subject, options: Any) -> dict[str, Any]:
         "command": command_line(
             "diagnose",
             subject,
+            data_choice(options),
             iterations=options.iterations,
             seed=options.seed,
             split=options.split,

@@ -6,10 +6,13 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sheafdeq.cli.arguments import add_own_graph_options, whole_number
+from sheafdeq.cli.arguments import output_folder, parse_assignments, whole_number
+from sheafdeq.cli.data_options import PARTS, add_data_options, data_choice
+from sheafdeq.cli.run_names import add_runs
 from sheafdeq.errors import RecordError, SheafDEQError, UsageError
 
 if TYPE_CHECKING:
@@ -31,8 +34,11 @@ def configure(commands: Any) -> None:
         "another task, or on your own graph. A model with a guarantee is solved until it is at "
         "rest, the others run as trained.",
     )
-    parser.add_argument(
-        "runs", metavar="RUN", nargs="+", help="a run directory, or a folder: every run below it"
+    add_runs(
+        parser,
+        "runs",
+        several=True,
+        help="a run (its directory, or the beginning of its id), or a folder: every run below it",
     )
     parser.add_argument(
         "--models",
@@ -43,7 +49,7 @@ def configure(commands: Any) -> None:
         help="of a folder, only these models",
     )
     parser.add_argument("--task", metavar="NAME", help="another task (default: the run's own)")
-    parser.add_argument("--level", type=int, help="another heterophily level")
+    parser.add_argument("--level", type=whole_number(0, 10), help="another heterophily level")
     parser.add_argument(
         "--task-set",
         metavar="KEY=VALUE",
@@ -61,18 +67,13 @@ def configure(commands: Any) -> None:
         action="store_true",
         help="community: six graphs to choose by, graph seeds 200 to 205",
     )
-    add_own_graph_options(parser)
-    parser.add_argument(
-        "--split",
-        choices=["train", "validation", "test", "all"],
-        default="test",
-        help="what to score (default test)",
-    )
+    add_data_options(parser, parts=(*PARTS, "all"), mask_seed=["--seed"])
     parser.add_argument(
         "--threads", type=whole_number(1, 1024), help="threads of torch (default: torch's own)"
     )
     parser.add_argument(
         "--out",
+        type=output_folder,
         metavar="DIR",
         help="write one record a run (*.eval.json); a record that is there is kept",
     )
@@ -111,22 +112,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_options(options: argparse.Namespace) -> None:
-    own = options.npz is not None or options.nodes is not None or options.edges is not None
     named = options.task is not None or options.level is not None or bool(options.task_set)
-    if (options.nodes is None) != (options.edges is None):
-        raise UsageError("--nodes and --edges belong together: give both")
-    if options.npz is not None and options.nodes is not None:
-        raise UsageError("give --npz FILE or --nodes and --edges, not both")
     if options.fresh and options.validation_graphs:
         raise UsageError("--fresh and --validation-graphs are two sets of graphs: choose one")
-    if own and (named or options.fresh or options.validation_graphs):
+    if data_choice(options).files and (named or options.fresh or options.validation_graphs):
         raise UsageError(
             "--task, --level, --task-set, --fresh and --validation-graphs are for "
             "named tasks, not for your own files"
-        )
-    if not own and (options.seed is not None or options.undirected):
-        raise UsageError(
-            "--seed and --undirected are for your own graph; a named task takes --task-set seed=..."
         )
 
 
@@ -198,25 +190,17 @@ def _one(path: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 def _task(checkpoint: Checkpoint, options: argparse.Namespace) -> tuple[Task, str, list[str]]:
     """The task to judge on, a label for it, and the words of the command that name it."""
-    from sheafdeq.data import load_task, task_from_csv, task_from_npz
+    from sheafdeq.cli.subject import task_of_run
 
+    data = data_choice(options)
+    changed = options.task is not None or options.level is not None or bool(options.task_set)
+    if not changed and not options.fresh and not options.validation_graphs:
+        task = task_of_run(checkpoint.path, checkpoint.record, data)
+        label = "" if data.fields() else "trained"
+        if data.files:
+            label = "trained" if task.digest == checkpoint.record.task.digest else "own"
+        return task, label, data.words()
     words: list[str] = []
-    seed = [] if options.seed is None else ["--seed", str(options.seed)]
-    if options.npz is not None:
-        return (
-            task_from_npz(options.npz, seed=options.seed),
-            "own",
-            ["--npz", Path(options.npz).name, *seed],
-        )
-    if options.nodes is not None:
-        task = task_from_csv(
-            options.nodes, options.edges, undirected=options.undirected, seed=options.seed
-        )
-        words += ["--nodes", Path(options.nodes).name, "--edges", Path(options.edges).name, *seed]
-        words += ["--undirected"] if options.undirected else []
-        return task, "own", words
-    from sheafdeq.cli.arguments import parse_assignments
-
     trained = checkpoint.config.task
     same = options.task is None or options.task == trained.name
     settings: dict[str, Any] = dict(trained.options)
@@ -241,15 +225,12 @@ def _task(checkpoint: Checkpoint, options: argparse.Namespace) -> tuple[Task, st
     assigned = parse_assignments(options.task_set)
     settings.update(assigned)
     words += [word for text in options.task_set for word in ("--task-set", text)]
-    task = load_task(name, level=level, split=split, **settings)
-    if not words and task.digest != checkpoint.record.task.digest:
-        raise RecordError(
-            f"{checkpoint.path}: the task's data are not those the run was trained "
-            "on (digest differs)"
-        )
-    if label and (assigned or options.task is not None or options.level is not None):
+    words += data.words()
+    split = data.split if data.split is not None else split
+    task = replace(data, split=split).task(name, level, settings)
+    if label and (assigned or options.task is not None or options.level is not None or data.split):
         label = ""  # not the plain set of graphs any more
-    return task, label or ("" if words else "trained"), words
+    return task, label, words
 
 
 def summary(payload: dict[str, Any]) -> str:

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sheafdeq.cli.arguments import output_file, real_number, seed_number, whole_number
+from sheafdeq.cli.data_options import PARTS, add_data_options, data_choice
+from sheafdeq.cli.run_names import add_runs
 from sheafdeq.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,18 +32,24 @@ def configure(commands: Any) -> None:
         "iterations, two models or two starts or fresh and late messages side by side, and every "
         "node's state, neighbours and maps.",
     )
-    parser.add_argument(
-        "runs", metavar="RUN", nargs="+", help="one run directory, or two on the same graph"
+    add_runs(
+        parser,
+        "runs",
+        several=True,
+        help="one run (its directory, or the beginning of its id), or two on the same graph",
     )
     parser.add_argument(
         "--graph", default="0", help="number of one graph of the split, or 'all' (default 0)"
     )
+    add_data_options(parser, parts=PARTS)
     parser.add_argument(
-        "--split", choices=["train", "validation", "test"], default="test", help="default test"
+        "--iterations", type=whole_number(1, 10**6), default=200, help="default 200"
     )
-    parser.add_argument("--iterations", type=int, default=200, help="default 200")
     parser.add_argument(
-        "--scale", type=float, default=10.0, help="scale of the random start (default 10)"
+        "--scale",
+        type=real_number(0, above=True),
+        default=10.0,
+        help="scale of the random start (default 10)",
     )
     parser.add_argument(
         "--schedule",
@@ -48,9 +57,16 @@ def configure(commands: Any) -> None:
         metavar="S,TAU",
         help="update window and largest delay (default 5,2)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the schedule (default 0)")
-    parser.add_argument("--megabytes", type=float, default=4.9, help="largest page (default 4.9)")
-    parser.add_argument("--out", metavar="FILE", help="default explore-RUN.html")
+    parser.add_argument("--seed", type=seed_number, default=0, help="of the schedule (default 0)")
+    parser.add_argument(
+        "--megabytes",
+        type=real_number(0, 1e6, above=True),
+        default=4.9,
+        help="largest page (default 4.9)",
+    )
+    parser.add_argument(
+        "--out", type=output_file(".html"), metavar="FILE", help="default explore-RUN.html"
+    )
     parser.set_defaults(run=run)
 
 
@@ -59,14 +75,17 @@ def run(options: Any) -> int:
     from sheafdeq.cli.subject import load_subject
 
     start = time.monotonic()
-    subjects = [load_subject(Path(name), options.split, options.graph) for name in options.runs]
+    data, schedule = data_choice(options), schedule_from(options.schedule, options.seed)
+    subjects = [
+        load_subject(Path(name), options.split, options.graph, data=data) for name in options.runs
+    ]
     out = Path(options.out or f"explore-{subjects[0].record.id[:8]}.html")
     path = write_explorer(
         subjects,
         out,
         iterations=options.iterations,
         scale=options.scale,
-        schedule=schedule_from(options.schedule, options.seed),
+        schedule=schedule,
         limit=int(1e6 * options.megabytes),
     )
     print(f"{path.stat().st_size / 1e6:.1f} MB in {time.monotonic() - start:.0f} s: open {path}")

@@ -9,15 +9,23 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sheafdeq.cli.arguments import whole_number
-from sheafdeq.errors import DataError, InputError, UsageError
+from sheafdeq.cli.arguments import (
+    FIGURE_ENDINGS,
+    output_file,
+    output_folder,
+    present_file,
+    real_number,
+    share,
+    whole_number,
+)
+from sheafdeq.cli.data_options import PARTS, add_data_options, data_choice
+from sheafdeq.cli.run_names import add_runs
+from sheafdeq.errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Tensor
 
-    from sheafdeq.cli.subject import Subject
-    from sheafdeq.data.graph import Graph
+    from sheafdeq.cli.subject import Examined
     from sheafdeq.distributed import Inference
     from sheafdeq.distributed.team import Team
     from sheafdeq.equilibrium import EquilibriumModel
@@ -34,38 +42,23 @@ def configure(commands: Any) -> None:
         "outputs. The exit code is 0 when the solve converged (or ran its --horizon), 1 when it "
         "did not.",
     )
-    parser.add_argument(
-        "run_directory", metavar="RUN", help="a run directory (record and checkpoint)"
+    add_runs(
+        parser,
+        "run_directory",
+        help="a run: its directory, or the beginning of its id",
     )
     parser.add_argument(
-        "--split",
-        choices=["train", "validation", "test"],
-        default="test",
-        help="graphs of the run's task (default test)",
+        "--graph", default="all", help="number of one graph of the part, or 'all' (default)"
     )
-    parser.add_argument(
-        "--graph", default="all", help="number of one graph of the split, or 'all' (default)"
-    )
-    parser.add_argument(
-        "--npz",
-        metavar="FILE",
-        help="your own graph instead: x, edge_index and perhaps edge_attr in one npz archive",
-    )
-    parser.add_argument(
-        "--nodes",
-        metavar="FILE",
-        help="your own graph: node table (CSV), with --edges; label columns are ignored",
-    )
-    parser.add_argument(
-        "--edges", metavar="FILE", help="your own graph: edge table (CSV) with source and target"
-    )
-    parser.add_argument(
-        "--undirected", action="store_true", help="store every edge of your own graph both ways"
-    )
+    add_data_options(parser, parts=PARTS)
     parser.add_argument("--double", action="store_true", help="compute in float64")
     where = parser.add_argument_group("parts")
     where.add_argument(
-        "--parts", type=int, default=2, metavar="P", help="number of parts (default 2)"
+        "--parts",
+        type=whole_number(1, 1024),
+        default=2,
+        metavar="P",
+        help="number of parts (default 2)",
     )
     where.add_argument(
         "--partition",
@@ -75,6 +68,7 @@ def configure(commands: Any) -> None:
     )
     where.add_argument(
         "--assignment",
+        type=present_file,
         metavar="FILE",
         help="your own assignment: one part number a line, or an npz with 'part'",
     )
@@ -104,22 +98,30 @@ def configure(commands: Any) -> None:
     )
     how.add_argument(
         "--steps",
-        type=int,
+        type=whole_number(0),
         default=1000,
         help="at most so many steps (rounds of every part) (default 1000)",
     )
     how.add_argument(
-        "--horizon", type=int, metavar="K", help="exactly K synchronous steps, converged or not"
+        "--horizon",
+        type=whole_number(0),
+        metavar="K",
+        help="exactly K synchronous steps, converged or not",
     )
     how.add_argument(
-        "--tolerance", type=float, default=1e-6, help="residual at which to stop (default 1e-6)"
+        "--tolerance",
+        type=real_number(0, above=True),
+        default=1e-6,
+        help="residual at which to stop (default 1e-6)",
     )
     how.add_argument(
-        "--damping", type=float, help="share of every step in (0, 1] (default: the model's own)"
+        "--damping",
+        type=real_number(0, 1, above=True),
+        help="share of every step in (0, 1] (default: the model's own)",
     )
     how.add_argument(
         "--staleness",
-        type=int,
+        type=whole_number(0),
         default=4,
         metavar="TAU",
         help="async: rounds a message may be late (default 4)",
@@ -132,7 +134,7 @@ def configure(commands: Any) -> None:
     )
     how.add_argument(
         "--seconds",
-        type=float,
+        type=real_number(0),
         metavar="S",
         help="stop at the next judged state after S seconds, converged or not",
     )
@@ -143,13 +145,18 @@ def configure(commands: Any) -> None:
         metavar="PART=FACTOR",
         help="slow a part down, to see what happens",
     )
-    how.add_argument("--loss", type=float, default=0.0, help="share of messages to lose on purpose")
     how.add_argument(
-        "--duplication", type=float, default=0.0, help="share of messages to send twice"
+        "--loss",
+        type=real_number(0, 0.999),
+        default=0.0,
+        help="share of messages to lose on purpose",
+    )
+    how.add_argument(
+        "--duplication", type=share, default=0.0, help="share of messages to send twice"
     )
     how.add_argument(
         "--delay",
-        type=int,
+        type=whole_number(0),
         default=0,
         help="hold messages up to so many turns, so that they overtake each other",
     )
@@ -158,10 +165,18 @@ def configure(commands: Any) -> None:
         action="store_true",
         help="do not certify, so give no bound on the distance to the equilibrium",
     )
-    parser.add_argument("--output", metavar="FILE", help="write the outputs (.npz or .csv)")
-    parser.add_argument("--out", metavar="DIR", help="write the sealed record into this folder")
+    parser.add_argument(
+        "--output",
+        type=output_file(".npz", ".csv"),
+        metavar="FILE",
+        help="write the outputs (.npz or .csv)",
+    )
+    parser.add_argument(
+        "--out", type=output_folder, metavar="DIR", help="write the sealed record into this folder"
+    )
     parser.add_argument(
         "--figure",
+        type=output_file(*FIGURE_ENDINGS),
         metavar="FILE",
         help="draw rounds, waits and residual of every part over time (png, svg, pdf)",
     )
@@ -173,19 +188,18 @@ def run(options: argparse.Namespace) -> int:
     """Infer, write, and say how it ended."""
     import torch
 
-    from sheafdeq.cli.subject import load_subject, write_record
+    from sheafdeq.cli.subject import load_examined, write_record
     from sheafdeq.distributed import Faults, Pace, infer, yardstick_for
     from sheafdeq.distributed.part_state import checked_model
 
     _check_output(options)
     torch.set_num_threads(options.threads)
-    subject = load_subject(
-        Path(options.run_directory), options.split, options.graph, double=options.double
+    data = data_choice(options)
+    subject = load_examined(
+        Path(options.run_directory), options.split, options.graph, double=options.double, data=data
     )
     model: EquilibriumModel = checked_model(subject.model)
-    graph, own_graph = subject.split.graph, _own_graph(options)
-    if own_graph is not None:
-        graph = own_graph.to(graph.x.dtype)
+    graph = subject.graph
     parts = (
         _assignment(options.assignment, graph.num_nodes) if options.assignment else options.parts
     )
@@ -208,7 +222,7 @@ def run(options: argparse.Namespace) -> int:
         faults=Faults(options.loss, options.duplication, options.delay),
         ray_address=options.ray_address,
     )
-    record = _record(options, subject, result, own=own_graph is not None)
+    record = _record(options, subject, result)
     if options.output:
         _write_outputs(Path(options.output), result.outputs)
     if options.out:
@@ -230,12 +244,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_output(options: argparse.Namespace) -> None:
-    if options.output and Path(options.output).suffix not in (".npz", ".csv"):
-        raise UsageError(f"--output must end in .npz or .csv, got {options.output!r}")
-    if options.npz and (options.nodes or options.edges):
-        raise UsageError("give your own graph as --npz, or as --nodes with --edges, not both")
-    if bool(options.nodes) != bool(options.edges):
-        raise UsageError("--nodes and --edges go together")
     if options.ray_address and options.engine != "ray":
         raise UsageError("--ray-address goes with --engine ray")
     if options.horizon is not None and options.mode == "async":
@@ -266,98 +274,6 @@ def _slowdowns(words: list[str]) -> dict[int, float]:
         if not separator:
             raise UsageError(f"--slow takes PART=FACTOR such as 0=50, got {word!r}")
     return result
-
-
-# ---------------------------------------------------------------------- a graph and an assignment
-# of one's own
-
-
-def _own_graph(options: argparse.Namespace) -> Graph | None:
-    import torch
-
-    from sheafdeq.data.graph import Graph
-
-    if options.npz:
-        from sheafdeq.data.archives import read_npz
-        from sheafdeq.regular_file import read_regular
-
-        arrays = read_npz(
-            read_regular(options.npz), options.npz, ("x", "edge_index", "edges", "edge_attr")
-        )
-        if "edges" in arrays and "edge_index" not in arrays:
-            arrays["edge_index"] = arrays["edges"].T
-        for name in ("x", "edge_index"):
-            if name not in arrays:
-                raise DataError(f"{options.npz}: there is no array {name!r}")
-        tensors = {
-            name: torch.from_numpy(_native(array))
-            for name, array in arrays.items()
-            if name != "edges"
-        }
-        x, edge_index, edge_attr = (
-            tensors["x"].float(),
-            tensors["edge_index"],
-            tensors.get("edge_attr"),
-        )
-    elif options.nodes:
-        x, edge_index, edge_attr = _tables(options.nodes, options.edges)
-    else:
-        return None
-    edge_attr = None if edge_attr is None else edge_attr.float()
-    if options.undirected:
-        edge_index = torch.cat([edge_index, edge_index.flip(0)], dim=1)
-        edge_attr = None if edge_attr is None else torch.cat([edge_attr, edge_attr])
-    return Graph.build(x, edge_index, edge_attr)
-
-
-def _native(array: np.ndarray) -> np.ndarray:
-    import numpy as np
-
-    return np.ascontiguousarray(array.astype(array.dtype.newbyteorder("=")))
-
-
-def _tables(nodes: str, edges: str) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Numbers from the two CSV files; labels, targets and splits are not needed here."""
-    import torch
-
-    from sheafdeq.data.custom import _number, _table
-
-    node_rows, node_columns, _ = _table(nodes)
-    edge_rows, edge_columns, _ = _table(edges)
-    for needed, columns, path in (
-        (("node",), node_columns, nodes),
-        (("source", "target"), edge_columns, edges),
-    ):
-        for column in needed:
-            if column not in columns:
-                raise DataError(
-                    f"{path}, line 1: there is no column {column!r}; the columns are "
-                    f"{', '.join(columns)}"
-                )
-    number = {row["node"]: index for index, (_, row) in enumerate(node_rows)}
-    if len(number) != len(node_rows):
-        raise DataError(f"{nodes}: a node is there twice")
-    features = [
-        column for column in node_columns if column not in ("node", "label", "target", "split")
-    ]
-    attributes = [column for column in edge_columns if column not in ("source", "target")]
-    ends: list[list[int]] = [[], []]
-    for line, row in edge_rows:
-        for end, column in enumerate(("source", "target")):
-            if row[column] not in number:
-                raise DataError(
-                    f"{edges}, line {line}: {column} {row[column]!r} is not a node of {nodes}"
-                )
-            ends[end].append(number[row[column]])
-    x = torch.tensor(
-        [[_number(nodes, line, c, row[c]) for c in features] for line, row in node_rows]
-    )
-    edge_attr = None
-    if attributes:
-        edge_attr = torch.tensor(
-            [[_number(edges, line, c, row[c]) for c in attributes] for line, row in edge_rows]
-        )
-    return x, torch.tensor(ends, dtype=torch.int64), edge_attr
 
 
 def _assignment(path: str, nodes: int) -> Tensor:
@@ -400,14 +316,13 @@ class _Progress:
         print(" | ".join(words), file=sys.stderr, flush=True)
 
 
-def _record(
-    options: argparse.Namespace, subject: Subject, result: Inference, *, own: bool
-) -> dict[str, Any]:
-    from sheafdeq.cli.subject import command_line
+def _record(options: argparse.Namespace, subject: Examined, result: Inference) -> dict[str, Any]:
+    from sheafdeq.cli.subject import Subject, command_line
 
     words = command_line(
         "infer",
         subject,
+        data_choice(options),
         parts=options.parts,
         mode=options.mode,
         engine=options.engine,
@@ -428,10 +343,7 @@ def _record(
         partition=options.partition,
     )
     facts = {**subject.facts(), **result.record}
-    if own:
-        facts["graph"], score = "your own", None
-    else:
-        score = subject.score(result.outputs)
+    score = subject.score(result.outputs) if isinstance(subject, Subject) else None
     return {**facts, "study": "infer", "score": score, "command": words}
 
 

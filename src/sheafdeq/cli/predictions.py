@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sheafdeq.cli.arguments import real_number, whole_number
+from sheafdeq.cli.data_options import data_choice
 from sheafdeq.errors import UsageError
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ def run_predictions(options: Any) -> int:
         raise UsageError(f"{path}: --predictions needs a run directory, with its record and model")
     if options.task is not None or options.level is not None:
         raise UsageError("--predictions examines a run on its own task: leave --task, --level out")
-    subject = load_subject(path, options.split, options.graph)
+    data = data_choice(options)
+    subject = load_subject(path, options.split, options.graph, data=data)
     if subject.task.objective.kind != "node classification":
         raise UsageError(
             f"{path}: {subject.task.title} asks for {subject.task.objective.kind}, and only labels "
@@ -162,6 +164,7 @@ def _command(subject: Subject, options: Any) -> str:
     return command_line(
         "certify",
         subject,
+        data_choice(options),
         predictions=True,
         split=None if options.split == "test" else options.split,
         graph=options.graph,

@@ -10,6 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sheafdeq.cli.arguments import output_folder, whole_number
+from sheafdeq.cli.data_options import PARTS, add_data_options, data_choice
+from sheafdeq.cli.run_names import add_runs
 from sheafdeq.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -34,7 +37,11 @@ def configure(commands: Any) -> None:
         help="run directories or folders of runs (default results)",
     )
     parser.add_argument(
-        "--out", default="site", metavar="DIR", help="folder to write (default site)"
+        "--out",
+        default="site",
+        type=output_folder,
+        metavar="DIR",
+        help="folder to write (default site)",
     )
     parser.add_argument(
         "--results",
@@ -43,17 +50,22 @@ def configure(commands: Any) -> None:
         help="more folders with diagnostic, asynchronous and certificate records (default: "
         "results, if there is one)",
     )
-    parser.add_argument(
-        "--explore",
-        metavar="RUN",
+    add_runs(
+        parser,
+        "explore",
+        flag="--explore",
         action="append",
         default=[],
         help="also make the explorer page of this run directory (may be repeated; RUN,RUN puts "
         "two side by side)",
     )
     parser.add_argument(
-        "--iterations", type=int, default=200, help="of the explorer pages (default 200)"
+        "--iterations",
+        type=whole_number(1, 10**6),
+        default=200,
+        help="of the explorer pages (default 200)",
     )
+    add_data_options(parser, parts=PARTS)
     parser.add_argument(
         "--schedule", default="5,2", metavar="S,TAU", help="of the explorer pages (default 5,2)"
     )
@@ -136,7 +148,10 @@ def _explore(names: str, out: Path, options: Any) -> None:
     from sheafdeq.report.site import prepare_folder
     from sheafdeq.report.site.environment import page_name
 
-    subjects = [load_subject(Path(name), "test", "0") for name in names.split(",")]
+    data = data_choice(options)
+    subjects = [
+        load_subject(Path(name), options.split, "0", data=data) for name in names.split(",")
+    ]
     name = page_name(subjects[0].record.id)
     prepare_folder(out)
     page = out / "explore" / f"{name}.html"

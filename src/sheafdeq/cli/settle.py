@@ -7,6 +7,8 @@ import json
 from typing import Any
 
 from sheafdeq.cli.arguments import output_folder, real_number
+from sheafdeq.cli.data_options import add_data_options, data_choice
+from sheafdeq.cli.run_names import add_runs
 from sheafdeq.errors import UsageError
 
 
@@ -20,7 +22,12 @@ def configure(commands: Any) -> None:
         "Each stage is stored as a run of its own; finished stages are reused, interrupted ones "
         "resumed.",
     )
-    parser.add_argument("run_path", metavar="RUN", help="directory of a finished run")
+    add_runs(
+        parser,
+        "run_path",
+        help="a finished run: its directory, or the beginning of its id",
+    )
+    add_data_options(parser)
     parser.add_argument(
         "--out", type=output_folder, metavar="DIR", required=True, help="run store for the stages"
     )
@@ -45,12 +52,22 @@ def configure(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Settle and print what every stage reached."""
+    from sheafdeq.records import read_record
     from sheafdeq.training.settle import STAGES, settle
 
     stages = tuple(parse_stage(text) for text in options.stage) or STAGES
+    data = data_choice(options)
+    record = read_record(options.run_path)
+    if data.files and not data.trained_on(record):
+        raise UsageError(
+            f"{', '.join(data.files.values())}: not what the run was trained on; a run settles on "
+            "its own data"
+        )
     results = settle(
         options.run_path,
         out=options.out,
+        task=data.of_run(record),
+        download=data.download,
         stages=stages,
         progress="auto",
         checkpoint_seconds=options.checkpoint_seconds,

@@ -7,6 +7,8 @@ from typing import Any
 
 from sheafdeq.cli.arguments import output_folder, real_number, whole_number
 from sheafdeq.cli.choice import PAPER_CHECKPOINTS, Choice, add_choice_options, choice_of
+from sheafdeq.cli.data_options import PARTS, add_data_options, data_choice
+from sheafdeq.cli.run_names import add_runs
 from sheafdeq.errors import UsageError
 
 
@@ -18,9 +20,13 @@ def configure(commands: Any) -> None:
         description="Run diagnose, async (schedules, delays up to 64, unreliable channels) and "
         "figures, one after the other.",
     )
-    parser.add_argument(
-        "runs", metavar="RUN", nargs="+", help="run directories, or folders of runs"
+    add_runs(
+        parser,
+        "runs",
+        several=True,
+        help="runs (directories, or beginnings of ids), or folders of runs",
     )
+    add_data_options(parser, parts=PARTS)
     parser.add_argument(
         "--results",
         type=output_folder,
@@ -111,6 +117,9 @@ def run(options: Any) -> int:
         "--threads",
         str(options.threads),
         *choice.words(),
+        *data_choice(options).words(places=True),
+        "--part",
+        options.split,
     ]
     several = ["--samples", str(options.samples), "--work", f"{options.work:g}"]
     few = ["--samples", str(max(1, options.samples // 4)), "--work", f"{options.work:g}"]

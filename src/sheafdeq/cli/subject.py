@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from sheafdeq.cli.arguments import output_folder, real_number, whole_number
 from sheafdeq.cli.choice import Choice, add_choice_options, choice_of
+from sheafdeq.cli.data_options import PARTS, DataChoice, add_data_options, data_choice
+from sheafdeq.cli.run_names import add_runs, run_name
 from sheafdeq.errors import InputError, RecordError, UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from sheafdeq.data import Split, Task
+    from sheafdeq.data import Graph, Split, Task
     from sheafdeq.data.objective import Objective
-    from sheafdeq.equilibrium import GraphModel
+    from sheafdeq.equilibrium import EquilibriumModel, GraphModel
     from sheafdeq.records import RunRecord
 
 FINITE_HORIZON = {
@@ -29,15 +31,14 @@ FINITE_HORIZON = {
 
 
 @dataclass(frozen=True)
-class Subject:
-    """One model, the part of its task it is examined on, and where it came from."""
+class Examined:
+    """One trained model, the graph it is looked at on, and where both came from."""
 
     path: Path
     record: RunRecord
     model: GraphModel
-    task: Task
-    split: Split
-    graph_label: str  # test, or test[0]
+    graph: Graph
+    graph_label: str  # test, test[0], or your own
     label: str | None = None  # legend text where the model's title does not say enough
 
     @property
@@ -50,16 +51,15 @@ class Subject:
         """Whether the recurrent state is examined (else only the outputs)."""
         return self.name not in FINITE_HORIZON
 
-    @property
-    def score(self) -> Callable[[Tensor], float]:
-        """Outputs (n, o) -> the task's score on the split."""
-        return lambda outputs: self.task.score(self.task.metrics(outputs, self.split))
+    def task_facts(self) -> dict[str, Any]:
+        """The task that was trained on."""
+        task = self.record.task
+        return {"name": task.name, "title": task.title, "level": task.level, "score": task.score}
 
     def facts(self) -> dict[str, Any]:
         """The head of every record."""
         from sheafdeq.report.selection import protocol
 
-        graph = self.split.graph
         label = {} if self.label is None else {"label": self.label}
         return {
             **label,
@@ -72,38 +72,55 @@ class Subject:
             "seed": self.record.seed,
             "validation": self.record.scores.get("validation"),
             "protocol": protocol(self.record.config),
-            "task": {
-                "name": self.task.name,
-                "title": self.task.title,
-                "level": self.task.level,
-                "score": self.task.score_name,
-            },
+            "task": self.task_facts(),
             "graph": self.graph_label,
-            "nodes": graph.num_nodes,
-            "edges": graph.num_edges,
-            "dtype": str(graph.x.dtype).removeprefix("torch."),
+            "nodes": self.graph.num_nodes,
+            "edges": self.graph.num_edges,
+            "dtype": str(self.graph.x.dtype).removeprefix("torch."),
         }
 
     @property
     def file_name(self) -> str:
         """A file name that says what it is about."""
-        from sheafdeq.training.store import safe_name
+        task = self.task_facts()
+        return run_name(task["name"], task["level"], self.name, self.record.seed, self.record.id)
 
-        level = "" if self.task.level is None else f"-{self.task.level}"
-        return safe_name(
-            f"{self.task.name}{level}-{self.name}-seed{self.record.seed}-{self.record.id[:8]}"
+
+@dataclass(frozen=True, kw_only=True)
+class Subject(Examined):
+    """A model on a part of a task, so that its outputs have a score."""
+
+    task: Task
+    split: Split
+    factor: float = 1.0  # from the units the model was trained in to those of the task
+
+    @property
+    def score(self) -> Callable[[Tensor], float]:
+        """Outputs (n, o) -> the task's score on the split."""
+        return lambda outputs: self.task.score(
+            self.task.metrics(outputs * self.factor if self.factor != 1.0 else outputs, self.split)
         )
+
+    def task_facts(self) -> dict[str, Any]:
+        """The task it is examined on."""
+        task = self.task
+        return {
+            "name": task.name,
+            "title": task.title,
+            "level": task.level,
+            "score": task.score_name,
+        }
 
 
 def add_subject_options(parser: Any, graph: str) -> None:
     """Options both commands share."""
-    parser.add_argument(
+    add_runs(
+        parser,
         "runs",
-        metavar="RUN",
-        nargs="+",
-        help="a run directory; or a folder of runs, of which the paper's rule chooses one for "
-        "each model: lowest seed whose "
-        "validation score reaches --threshold",
+        several=True,
+        help="a run (its directory, or the beginning of its id); or a folder of runs, of which the "
+        "paper's rule chooses one for each model: lowest seed whose validation score reaches "
+        "--threshold",
     )
     parser.add_argument(
         "--threshold",
@@ -111,9 +128,7 @@ def add_subject_options(parser: Any, graph: str) -> None:
         default=80.0,
         help="validation score a chosen run must reach (default 80)",
     )
-    parser.add_argument(
-        "--split", choices=["train", "validation", "test"], default="test", help="default test"
-    )
+    add_data_options(parser, parts=PARTS)
     parser.add_argument(
         "--graph",
         default=graph,
@@ -148,8 +163,16 @@ def subjects(options: Any) -> list[Subject]:
                 paths.append(path)
     if options.label is not None and len(paths) != 1:
         raise UsageError(f"--label names one run, the command line names {len(paths)}")
+    data = data_choice(options)
     found = [
-        load_subject(path, options.split, options.graph, double=options.double, label=options.label)
+        load_subject(
+            path,
+            options.split,
+            options.graph,
+            double=options.double,
+            label=options.label,
+            data=data,
+        )
         for path in paths
     ]
     for subject in found:
@@ -161,22 +184,12 @@ def subjects(options: Any) -> list[Subject]:
     return found
 
 
-def load_subject(
-    path: Path,
-    split: str = "test",
-    graph: str = "all",
-    *,
-    double: bool = False,
-    label: str | None = None,
-) -> Subject:
-    """A finished run with its model in evaluation mode and the chosen part of its task."""
-    import torch
-
+def load_run(path: Path) -> tuple[RunRecord, EquilibriumModel]:
+    """The record of a finished run and its model, in evaluation mode; a recurrence, or it is
+    refused."""
     from sheafdeq.equilibrium import EquilibriumModel
     from sheafdeq.records import read_record
     from sheafdeq.training.checkpoint import load_model
-    from sheafdeq.training.config import TrainingConfig
-    from sheafdeq.training.run_identity import task_of
 
     record = read_record(path)
     model = load_model(path)
@@ -184,22 +197,87 @@ def load_subject(
         raise InputError(
             f"{path}: {record.model.title} is feed-forward, there is no recurrence to examine"
         )
+    return record, model
+
+
+def task_of_run(path: Path, record: RunRecord, data: DataChoice) -> Task:
+    """The task to look at a run on: its own, unless the command line says otherwise."""
+    from sheafdeq.training.config import TrainingConfig
+    from sheafdeq.training.run_identity import task_of
+
+    config = TrainingConfig.of_record(record.config, record.id)
+    wanted = config.model_copy(update={"task": data.of_run(record)})
+    own = wanted.task.model_copy(update={"files": config.task.files}) == config.task
     try:
-        task = task_of(TrainingConfig.of_record(record.config, record.id))
-    except InputError as error:  # the record, not the command line, asks for it
-        raise RecordError(
+        task = task_of(wanted, download=data.download)
+    except InputError as error:
+        if not own:
+            raise
+        raise RecordError(  # the record, not the command line, asks for it
             f"{path}: the configuration of this run cannot be used here: {error}"
         ) from error
-    if task.digest != record.task.digest:
+    if own and task.digest != record.task.digest:
         raise RecordError(
             f"{path}: the task's data are not those the run was trained on (digest differs)"
         )
+    return task
+
+
+def load_subject(
+    path: Path,
+    split: str = "test",
+    graph: str = "all",
+    *,
+    double: bool = False,
+    label: str | None = None,
+    data: DataChoice | None = None,
+) -> Subject:
+    """A finished run with its model in evaluation mode and the chosen part of its task, or of the
+    one that ``data`` names."""
+    import torch
+
+    from sheafdeq.evaluation.evaluate import Checkpoint, check_fit, output_factor
+
+    record, model = load_run(path)
+    task = task_of_run(path, record, data or DataChoice())
+    checkpoint = Checkpoint(path, record, model)
+    check_fit(checkpoint, task)
+    factor = output_factor(checkpoint, task)
     dtype = torch.float64 if double else next(model.parameters()).dtype
     model, task = model.to(dtype), task.to(dtype)
     part, where = task.splits[split], split
     if graph != "all":
         part, where = one_graph(part, task.objective, graph), f"{split}[{graph}]"
-    return Subject(path, record, model.eval(), task, part, where, label)
+    return Subject(
+        path,
+        record,
+        model.eval(),
+        part.graph,
+        where,
+        label,
+        task=task,
+        split=part,
+        factor=factor,
+    )
+
+
+def load_examined(
+    path: Path, split: str, graph: str, *, double: bool = False, data: DataChoice
+) -> Examined:
+    """As :func:`load_subject`; files the run was not trained on need no labels, and there is no
+    score."""
+    import torch
+
+    from sheafdeq.records import read_record
+
+    if not data.files or data.trained_on(read_record(path)):
+        return load_subject(path, split, graph, double=double, data=data)
+    record, model = load_run(path)
+    dtype = torch.float64 if double else next(model.parameters()).dtype
+    model = model.to(dtype)
+    own = data.read(record.task.options.get("classes")).graph.to(dtype)
+    model.check(own)
+    return Examined(path, record, model.eval(), own, "your own")
 
 
 def one_graph(split: Split, objective: Objective, number: str) -> Split:
@@ -278,9 +356,12 @@ def write_record(folder: str | os.PathLike[str], name: str, payload: dict[str, A
     return path
 
 
-def command_line(command: str, subject: Subject, **options: Any) -> str:
+def command_line(
+    command: str, subject: Examined, data: DataChoice | None = None, **options: Any
+) -> str:
     """The command that makes this record again, without the names of local folders."""
     words = ["sheafdeq", command, f"RUN-{subject.record.id[:8]}"]
+    words += data.words() if data is not None else []
     for key, value in options.items():
         flag = "--" + key.replace("_", "-")
         if value is True:

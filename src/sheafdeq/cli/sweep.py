@@ -14,6 +14,7 @@ from sheafdeq.cli.arguments import (
     real_number,
     whole_number,
 )
+from sheafdeq.cli.data_options import add_data_options, data_choice
 
 
 def configure(commands: Any) -> None:
@@ -55,9 +56,6 @@ def configure(commands: Any) -> None:
         type=real_number(0),
         default=30.0,
         help="how often a run's state is saved (default 30)",
-    )
-    runner.add_argument(
-        "--download", action="store_true", help="allow missing data files to be fetched and checked"
     )
     runner.add_argument(
         "--ray-address",
@@ -118,6 +116,7 @@ def _common(parser: argparse.ArgumentParser) -> None:
         help="threads of each run (default 1; part of the runs' identity)",
     )
     add_assignments(parser, "of every run")
+    add_data_options(parser)
     parser.add_argument(
         "--code-version",
         metavar="LABEL",
@@ -144,11 +143,13 @@ def _sweep(options: argparse.Namespace) -> Any:
     overrides = parse_assignments(options.training_set)
     if options.threads is not None:
         overrides["threads"] = options.threads
+    data = data_choice(options)
     sweep = Sweep.load(
         options.preset,
         overrides,
         model_options=parse_assignments(options.set),
-        task_options=parse_assignments(options.task_set),
+        task_options={**parse_assignments(options.task_set), **data.options},
+        task_fields=data.fields(),
     )
     store = RunStore(options.out)
     recorded = collect(options.recorded, studies=False)
@@ -161,7 +162,7 @@ def _sweep(options: argparse.Namespace) -> Any:
             store,
             parse_shard(options.shard),
             recorded.runs,
-            download=getattr(options, "download", False),
+            download=data.download,
         ),
     )
 

@@ -7,11 +7,13 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from sheafdeq.cli.arguments import (
-    add_own_graph_options,
+    FIGURE_ENDINGS,
     names_of,
-    output_folder,
+    output_file,
+    parse_assignments,
     whole_number,
 )
+from sheafdeq.cli.data_options import add_data_options, data_choice
 from sheafdeq.errors import UsageError
 from sheafdeq.report.grid import fitted, terminal_width
 
@@ -42,7 +44,10 @@ def configure(commands: Any) -> None:
         "FILE --edges FILE.",
     )
     name: Any = show.add_argument(
-        "name", nargs="?", metavar="NAME", help="a name from 'sheafdeq tasks'"
+        "name",
+        nargs="?",
+        metavar="NAME",
+        help="a name from 'sheafdeq tasks'; with files of your own, what they are to be called",
     )
     name.completer = names_of(task_names)
     show.add_argument(
@@ -52,26 +57,21 @@ def configure(commands: Any) -> None:
         help="heterophily level 0 to 10 (community)",
     )
     show.add_argument(
-        "--split", metavar="S", help="number of a standard split, or 'public' (citation graphs)"
-    )
-    show.add_argument(
         "--option",
+        "--task-set",
+        dest="option",
         action="append",
         default=[],
         metavar="KEY=VALUE",
         help="another option of the task, e.g. nodes=60",
     )
+    add_data_options(show, mask_seed=["--seed"])
     show.add_argument(
-        "--root",
-        type=output_folder,
-        metavar="FOLDER",
-        help="data folder (default: SHEAFDEQ_DATA, else ~/.cache/sheafdeq)",
+        "--plot",
+        type=output_file(*FIGURE_ENDINGS),
+        metavar="FILE",
+        help="also draw the task (png, svg, pdf)",
     )
-    show.add_argument(
-        "--download", action="store_true", help="allow missing data files to be fetched and checked"
-    )
-    add_own_graph_options(show)
-    show.add_argument("--plot", metavar="FILE", help="also draw the task (png, svg, pdf)")
     show.add_argument("--json", action="store_true", help="print one JSON object")
     show.set_defaults(run=run_show)
 
@@ -197,60 +197,9 @@ def _figures(metrics: dict[str, float]) -> str:
 
 
 def _task(options: argparse.Namespace) -> Task:
-    from sheafdeq.data import load_task, task_from_csv, task_from_npz
-
-    tables = options.nodes is not None or options.edges is not None
-    given = [options.name is not None, options.npz is not None, tables]
-    if sum(given) != 1:
-        raise UsageError("name one task, or give --npz FILE, or give --nodes FILE and --edges FILE")
-    if options.npz is None and not tables:
-        if options.seed is not None or options.undirected:
-            raise UsageError(
-                "--seed and --undirected are for your own graph; a named task takes "
-                "--option seed=..."
-            )
-        return load_task(
-            options.name,
-            level=options.level,
-            root=options.root,
-            download=options.download,
-            split=_value(options.split),
-            **dict(_pair(text) for text in options.option),
-        )
-    if options.level is not None or options.option or options.root or options.download:
-        raise UsageError("--level, --option, --root and --download are for named tasks")
-    split = _value(options.split)
-    if split is not None and not isinstance(split, int):
-        raise UsageError(f"--split of your own graph is a number, got {options.split!r}")
-    if options.npz is not None:
-        if options.undirected:
-            raise UsageError(
-                "--undirected is for --edges: an npz archive says itself which edges it stores"
-            )
-        return task_from_npz(options.npz, seed=options.seed, split=split or 0)
-    if options.nodes is None or options.edges is None:
-        raise UsageError("--nodes and --edges belong together: give both")
-    return task_from_csv(
-        options.nodes,
-        options.edges,
-        seed=options.seed,
-        split=split or 0,
-        undirected=options.undirected,
-    )
-
-
-def _pair(text: str) -> tuple[str, Any]:
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise UsageError(f"--option takes KEY=VALUE, got {text!r}")
-    return key.replace("-", "_"), _value(value)
-
-
-def _value(text: str | None) -> Any:
-    """A number, true, false, null or list where the text is one, else the text itself."""
-    if text is None:
-        return None
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text
+    data = data_choice(options)
+    if data.files and (options.level is not None or options.root or options.download):
+        raise UsageError("--level, --root and --download are for named tasks")
+    given = parse_assignments(options.option)
+    settings = {key.replace("-", "_"): value for key, value in given.items()}
+    return data.task(options.name, options.level, settings)

@@ -15,7 +15,9 @@ from sheafdeq.cli.arguments import (
     seed_number,
     whole_number,
 )
+from sheafdeq.cli.data_options import add_data_options, data_choice
 from sheafdeq.cli.models import model_names
+from sheafdeq.cli.run_names import add_runs
 from sheafdeq.cli.tasks import task_names
 from sheafdeq.errors import UsageError
 
@@ -47,12 +49,14 @@ def configure(commands: Any) -> None:
         "cascade, cascade-wide: the Sheaf Cascade); "
         "other options replace its values",
     )
-    task: Any = parser.add_argument("--task", help="task name (see `sheafdeq tasks`)")
+    task: Any = parser.add_argument(
+        "--task",
+        help="task name (see `sheafdeq tasks`); with files of your own, what they are to be called",
+    )
     task.completer = names_of(task_names)
     parser.add_argument(
         "--level", type=whole_number(0, 10), help="heterophily level of a community task"
     )
-    parser.add_argument("--split", type=int, help="number of a standard split")
     model: Any = parser.add_argument(
         "--model",
         metavar="NAME|MODULE:CLASS",
@@ -60,6 +64,7 @@ def configure(commands: Any) -> None:
     )
     model.completer = names_of(model_names)
     add_assignments(parser)
+    add_data_options(parser)
     parser.add_argument(
         "--seed", type=seed_number, help="parameter-initialisation seed (default 42)"
     )
@@ -88,8 +93,12 @@ def configure(commands: Any) -> None:
         help="threads of torch (default 1; part of the run's identity)",
     )
     parser.add_argument("--dtype", choices=["float32", "float64"], help="default float32")
-    parser.add_argument(
-        "--init-from", metavar="RUN", help="start from the checkpoint of a run (its directory)"
+    add_runs(
+        parser,
+        "init_from",
+        flag="--init-from",
+        other="a run of --out",
+        help="start from the checkpoint of a run (its directory, or the beginning of its id)",
     )
     parser.add_argument(
         "--test-every",
@@ -114,9 +123,6 @@ def configure(commands: Any) -> None:
     )
     parser.add_argument(
         "--out", type=output_folder, metavar="DIR", help="run store; without it nothing is written"
-    )
-    parser.add_argument(
-        "--download", action="store_true", help="allow missing data files to be fetched and checked"
     )
     parser.add_argument("--fresh", action="store_true", help="do not resume an unfinished run")
     parser.add_argument(
@@ -156,7 +162,7 @@ def configure(commands: Any) -> None:
 def _values(options: argparse.Namespace) -> dict[str, Any]:
     from pathlib import Path
 
-    from sheafdeq.training.config import read_toml
+    from sheafdeq.training.config import OWN, read_toml, with_places
     from sheafdeq.training.recipe import with_recipe
 
     if options.model is not None and ":" in options.model:
@@ -164,6 +170,8 @@ def _values(options: argparse.Namespace) -> dict[str, Any]:
 
         use_model(options.model)  # it was named on the command line
     values: dict[str, Any] = read_toml(Path(options.config)) if options.config else {}
+    if "task" in values:
+        values["task"] = with_places(values["task"], Path(options.config).parent)
     for key in ("task", "model"):
         if isinstance(values.get(key), str):
             values[key] = {"name": values[key]}
@@ -171,13 +179,17 @@ def _values(options: argparse.Namespace) -> dict[str, Any]:
     for target, key, value in (
         (task, "name", options.task),
         (task, "level", options.level),
-        (task, "split", options.split),
         (model, "name", options.model),
     ):
         if value is not None:
             target[key] = value
-    if options.task_set:
-        task["options"] = {**task.get("options", {}), **parse_assignments(options.task_set)}
+    data = data_choice(options)
+    if data.files and "name" not in task:
+        task["name"] = OWN
+    task.update(data.fields())
+    given = {**parse_assignments(options.task_set), **data.options}
+    if given:
+        task["options"] = {**task.get("options", {}), **given}
     if options.set:
         model["options"] = {**model.get("options", {}), **parse_assignments(options.set)}
     values.update(parse_assignments(options.training_set))
@@ -206,8 +218,12 @@ def _values(options: argparse.Namespace) -> dict[str, Any]:
         values["penalties"] = {**values.get("penalties", {}), **given}
     if options.recipe:
         values = with_recipe(options.recipe, values)
-    if "name" not in values["task"] or "name" not in values["model"]:
-        raise UsageError("give --task and --model, or a --config or --recipe that names them")
+    if ("name" not in values["task"] and "files" not in values["task"]) or "name" not in values[
+        "model"
+    ]:
+        raise UsageError(
+            "give --task (or your own graph) and --model, or a --config or --recipe that names them"
+        )
     return values
 
 

@@ -3,30 +3,22 @@ files."""
 
 from __future__ import annotations
 
-import csv
-import hashlib
-import io
-import math
-import os
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from sheafdeq.data.archives import read_npz
 from sheafdeq.data.chains import random_masks
 from sheafdeq.data.graph import Graph
 from sheafdeq.data.objective import Classification, GraphClassification, Objective, Regression
+from sheafdeq.data.own_files import OwnData, Path_, read_archive, read_own, read_tables
 from sheafdeq.data.task import Dimensions, Split, Task
-from sheafdeq.errors import DataError, InputError
-from sheafdeq.regular_file import read_regular
+from sheafdeq.errors import InputError
 
-__all__ = ["task_from", "task_from_csv", "task_from_npz"]
+__all__ = ["own_task", "task_from", "task_from_csv", "task_from_npz"]
 
 _PARTS = ("train", "validation", "test")
 _MASKS = {
@@ -34,20 +26,8 @@ _MASKS = {
     "validation": ("val_mask", "validation_mask"),
     "test": ("test_mask",),
 }
-_ARRAYS = (
-    "x",
-    "edge_index",
-    "edge_attr",
-    "y",
-    "train_mask",
-    "val_mask",
-    "validation_mask",
-    "test_mask",
-)
-_SPLIT_WORDS = {"train": 0, "validation": 1, "val": 1, "valid": 1, "test": 2, "": -1}
 _FREE_CLASSES = 1000
 _LARGEST_OUTPUT = 2**28  # numbers in one (nodes, classes) tensor, 2 GiB of float64
-Path_ = str | os.PathLike[str]
 
 
 def task_from(
@@ -85,7 +65,7 @@ def task_from(
         single = _only_graph(data)
         graph = Graph.from_data(single)
         target = _checked_target(getattr(single, "y", None), graph, "y")
-        parts = [(graph, target, mask) for mask in _masks(single, graph.num_nodes, split, seed)]
+        parts = [(graph, target, mask) for mask in _masks(single, target.shape[0], split, seed)]
     return _assemble(
         parts,
         name=name,
@@ -102,32 +82,12 @@ def task_from_npz(path: Path_, **settings: Any) -> Task:
     ``y`` and masks.
 
     Optional: ``edge_attr`` (e, d_e), ``train_mask``, ``val_mask``, ``test_mask`` (see
-    :func:`task_from`). Arrays of
-    Python objects are refused: they would have to be unpickled.
+    :func:`task_from`), ``batch`` (n,), the number of every node's graph, where the archive holds
+    several; then ``y`` and the masks may have one entry for each graph. Arrays of Python objects
+    are refused: they would have to be unpickled.
     """
-    content = _bytes(path)
-    arrays = read_npz(content, str(path), (*_ARRAYS, "edges"))
-    if "edges" in arrays and "edge_index" not in arrays:
-        arrays["edge_index"] = arrays["edges"].T
-    record = _Record()
-    for key in _ARRAYS:
-        if key in arrays:
-            array = np.ascontiguousarray(arrays[key])
-            if key in ("x", "edge_attr"):
-                # too large for float32: infinity, which the graph's checks name
-                with np.errstate(over="ignore"):
-                    array = array.astype(np.float32)
-            elif array.dtype.kind == "f":
-                array = array.astype(np.float64)
-            elif array.dtype.kind == "u" and array.dtype.itemsize > 1:
-                if array.size and int(array.max()) > np.iinfo(np.int64).max:
-                    raise DataError(
-                        f"{path}: {key} holds {int(array.max())}, which is beyond 64-bit integers"
-                    )
-                array = array.astype(np.int64)  # torch computes with signed integers
-            setattr(record, key, torch.from_numpy(array))
     settings.setdefault("name", Path(path).stem)
-    return _with_source(task_from(record, **settings), npz=content)
+    return _own(read_archive(path), settings)
 
 
 def task_from_csv(nodes: Path_, edges: Path_, *, undirected: bool = False, **settings: Any) -> Task:
@@ -139,93 +99,43 @@ def task_from_csv(nodes: Path_, edges: Path_, *, undirected: bool = False, **set
     feature. Without a ``split`` column give ``seed``. ``undirected=True`` stores every edge both
     ways. Errors name the file, the line and the column.
     """
-    node_rows, node_columns, node_bytes = _table(nodes)
-    edge_rows, edge_columns, edge_bytes = _table(edges)
-    for needed, columns, path in (
-        (("node",), node_columns, nodes),
-        (("source", "target"), edge_columns, edges),
-    ):
-        for column in needed:
-            if column not in columns:
-                raise DataError(
-                    f"{path}, line 1: there is no column {column!r}; the columns are "
-                    f"{', '.join(columns)}"
-                )
-    if ("label" in node_columns) == ("target" in node_columns):
-        raise DataError(
-            f"{nodes}, line 1: give exactly one of the columns 'label' (classes) and "
-            "'target' (numbers)"
-        )
-    number: dict[str, int] = {}
-    for line, row in node_rows:
-        if row["node"] in number:
-            raise DataError(f"{nodes}, line {line}: node {row['node']!r} is there twice")
-        number[row["node"]] = len(number)
-    record = _Record()
-    features = [c for c in node_columns if c not in ("node", "label", "target", "split")]
-    if not features:
-        raise DataError(
-            f"{nodes}, line 1: there are no feature columns beside {', '.join(node_columns)}"
-        )
-    record.x = torch.tensor(
-        [[_number(nodes, line, c, row[c]) for c in features] for line, row in node_rows]
-    )
-    if "label" in node_columns:
-        words = sorted({row["label"] for _, row in node_rows} - {""}, key=_class_order)
-        position = {word: index for index, word in enumerate(words)} | {"": -1}
-        record.y = torch.tensor([position[row["label"]] for _, row in node_rows])
-    else:
-        record.y = torch.tensor(
-            [_number(nodes, line, "target", row["target"]) for line, row in node_rows]
-        )
-    if "split" in node_columns:
-        for line, row in node_rows:
-            if row["split"] not in _SPLIT_WORDS:
-                raise DataError(
-                    f"{nodes}, line {line}: split {row['split']!r} is not train, "
-                    "validation, test or empty"
-                )
-        part = torch.tensor([_SPLIT_WORDS[row["split"]] for _, row in node_rows])
-        record.train_mask, record.val_mask, record.test_mask = part == 0, part == 1, part == 2
-    ends = []
-    for line, row in edge_rows:
-        for column in ("source", "target"):
-            if row[column] not in number:
-                raise DataError(
-                    f"{edges}, line {line}: {column} {row[column]!r} is not a node of {nodes}"
-                )
-        ends.append((number[row["source"]], number[row["target"]]))
-    edge_index = torch.tensor(ends, dtype=torch.int64).reshape(-1, 2).T
-    edge_features = [c for c in edge_columns if c not in ("source", "target")]
-    if edge_features:
-        values = [
-            [_number(edges, line, c, row[c]) for c in edge_features] for line, row in edge_rows
-        ]
-        record.edge_attr = torch.tensor(values).reshape(-1, len(edge_features))
-    if undirected:
-        loop = edge_index[0] == edge_index[1]
-        edge_index = torch.cat([edge_index, edge_index[:, ~loop].flip(0)], dim=1)
-        if edge_features:
-            record.edge_attr = torch.cat([record.edge_attr, record.edge_attr[~loop]])
-    record.edge_index = edge_index
     settings.setdefault("name", Path(nodes).stem)
-    return _with_source(task_from(record, **settings), nodes=node_bytes, edges=edge_bytes)
+    return _own(read_tables(nodes, edges, True, undirected=undirected), settings)
+
+
+def own_task(
+    files: Mapping[str, Path_],
+    *,
+    name: str | None = None,
+    split: int = 0,
+    seed: int | None = None,
+    undirected: bool = False,
+    metric: str = "accuracy",
+    classes: Sequence[str] | None = None,
+) -> Task:
+    """A task from ``{"npz": path}`` or ``{"nodes": path, "edges": path}``.
+
+    It is called by what is in its files (``own-3f2a91c0``) unless ``name`` says otherwise, so that
+    nothing of it depends on where they lie. ``classes``: the words of the labels in the order a
+    model knows them.
+    """
+    data = read_own(files, labelled=True, undirected=undirected, classes=classes)
+    settings = {"split": split, "seed": seed, "metric": metric, "name": name or data.name}
+    return _own(data, settings)
+
+
+def _own(data: OwnData, settings: dict[str, Any]) -> Task:
+    """A task whose defining options hold the hashes of its files, and what its outputs mean."""
+    task = task_from(data, **settings)
+    meaning: dict[str, Any] = {"classes": list(data.class_names)} if data.class_names else {}
+    if isinstance(task.objective, Regression):
+        meaning["scale"] = task.objective.scale
+    hashes = {f"{kind}_sha256": digest for kind, digest in data.digests.items()}
+    return replace(task, options={**task.options, **meaning, **hashes})
 
 
 # ----------------------------------------------------------------------------------------------
 # from PyG objects
-
-
-class _Record:
-    """Attributes like those of a PyG ``Data``."""
-
-    x: Any = None
-    edge_index: Any = None
-    edge_attr: Any = None
-    y: Any = None
-    train_mask: Any = None
-    val_mask: Any = None
-    test_mask: Any = None
 
 
 def _only_graph(data: Any) -> Any:
@@ -418,80 +328,3 @@ def _checked_classes(splits: Sequence[Split]) -> int:
             "gaps, or give real numbers (float) for regression"
         )
     return 1 + largest
-
-
-# ----------------------------------------------------------------------------------------------
-# tables
-
-
-def _table(path: Path_) -> tuple[list[tuple[int, dict[str, str]]], list[str], bytes]:
-    """Rows with their line numbers, column names, and the bytes read."""
-    content = _bytes(path)
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text (byte {error.start})") from error
-    reader = csv.reader(io.StringIO(text, newline=""))
-    rows: list[tuple[int, dict[str, str]]] = []
-    columns: list[str] = []
-    try:
-        for cells in reader:
-            cells = [cell.strip() for cell in cells]
-            if not any(cells):
-                continue
-            if not columns:
-                columns = cells
-                repeated = [
-                    repr(name[:40])
-                    for name, count in Counter(columns).items()
-                    if count > 1 or not name
-                ]
-                if repeated:
-                    named = ", ".join(repeated[:12]) + (", ..." if len(repeated) > 12 else "")
-                    raise DataError(
-                        f"{path}, line 1: column names must be there and differ, look at {named}"
-                    )
-                continue
-            if len(cells) != len(columns):
-                raise DataError(
-                    f"{path}, line {reader.line_num}: {len(cells)} cells where the "
-                    f"header has {len(columns)}"
-                )
-            rows.append((reader.line_num, dict(zip(columns, cells, strict=True))))
-    except csv.Error as error:
-        raise DataError(f"{path}, line {reader.line_num}: {error}") from error
-    if not columns:
-        raise DataError(f"{path} is empty: a header line is needed")
-    return rows, columns, content
-
-
-def _number(path: Path_, line: int, column: str, cell: str) -> float:
-    try:
-        value = float(cell)
-    except ValueError:
-        raise DataError(
-            f"{path}, line {line}, column {column!r}: {cell!r} is not a number"
-        ) from None
-    if not math.isfinite(value):
-        raise DataError(f"{path}, line {line}, column {column!r}: {cell!r} is not finite")
-    return value
-
-
-def _class_order(word: str) -> tuple[int, float, str]:
-    """Whole numbers in their order, then words in theirs."""
-    return (0, int(word), "") if word.isdecimal() and len(word) <= 18 else (1, 0, word)
-
-
-def _bytes(path: Path_) -> bytes:
-    try:
-        return read_regular(path)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
-
-
-def _with_source(task: Task, **contents: bytes) -> Task:
-    """The same task with the hashes of its files among the defining options."""
-    hashes = {
-        f"{key}_sha256": hashlib.sha256(content).hexdigest() for key, content in contents.items()
-    }
-    return replace(task, options={**task.options, **hashes})

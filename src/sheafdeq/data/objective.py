@@ -20,6 +20,7 @@ from torch.nn import functional
 from sheafdeq.errors import InputError
 
 if TYPE_CHECKING:
+    from sheafdeq.data.graph import Graph
     from sheafdeq.data.task import Split
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "GraphClassification",
     "Objective",
     "Regression",
+    "graph_means",
     "roc_auc",
 ]
 
@@ -135,6 +137,15 @@ class Classification(Objective):
         return {"accuracy": counts.max().item() / counts.sum().item()}
 
 
+def graph_means(outputs: Tensor, graph: Graph) -> Tensor:
+    """(n, o) -> (G, o): the mean over the nodes of every graph."""
+    sums = outputs.new_zeros(graph.num_graphs, outputs.shape[1]).index_add(
+        0, graph.graph_ids, outputs
+    )
+    sizes = torch.bincount(graph.graph_ids, minlength=graph.num_graphs).clamp(min=1)
+    return sums / sizes.to(outputs.dtype).unsqueeze(1)
+
+
 @dataclass(frozen=True)
 class GraphClassification(Classification):
     """One class for each graph: node outputs (n, C) are averaged over every graph, then as for
@@ -143,13 +154,8 @@ class GraphClassification(Classification):
     kind = "graph classification"
 
     def _select(self, outputs: Tensor, split: Split) -> tuple[Tensor, Tensor]:
-        graph = split.graph
-        _check_outputs(outputs, graph.num_nodes, self.classes)
-        sums = outputs.new_zeros(graph.num_graphs, self.classes).index_add(
-            0, graph.graph_ids, outputs
-        )
-        sizes = torch.bincount(graph.graph_ids, minlength=graph.num_graphs).clamp(min=1)
-        pooled = sums / sizes.to(outputs.dtype).unsqueeze(1)
+        _check_outputs(outputs, split.graph.num_nodes, self.classes)
+        pooled = graph_means(outputs, split.graph)
         return pooled if split.mask is None else pooled[split.mask], split.scored_target
 
 

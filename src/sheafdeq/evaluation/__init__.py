@@ -2,5 +2,13 @@
 graph."""
 
 from sheafdeq.evaluation.evaluate import EVALUATION_FILE, Checkpoint, evaluate_checkpoint, load
+from sheafdeq.evaluation.predict import Prediction, predict
 
-__all__ = ["EVALUATION_FILE", "Checkpoint", "evaluate_checkpoint", "load"]
+__all__ = [
+    "EVALUATION_FILE",
+    "Checkpoint",
+    "Prediction",
+    "evaluate_checkpoint",
+    "load",
+    "predict",
+]

@@ -30,7 +30,15 @@ from sheafdeq.training.config import TrainingConfig
 from sheafdeq.training.loop import evaluate
 from sheafdeq.training.run_identity import task_of
 
-__all__ = ["EVALUATION_FILE", "Checkpoint", "evaluate_checkpoint", "load"]
+__all__ = [
+    "EVALUATION_FILE",
+    "Checkpoint",
+    "check_fit",
+    "evaluate_checkpoint",
+    "load",
+    "output_factor",
+    "trained_scale",
+]
 
 EVALUATION_FILE = ".eval.json"
 """How the name of an evaluation record ends."""
@@ -80,7 +88,7 @@ def evaluate_checkpoint(
     record, model = checkpoint.record, checkpoint.model
     begun, spent = time.perf_counter(), time.process_time()
     dtype = next(model.parameters()).dtype
-    result = evaluate(model, task.to(dtype), splits, scale=_output_factor(checkpoint, task))
+    result = evaluate(model, task.to(dtype), splits, scale=output_factor(checkpoint, task))
     solves = None
     if isinstance(model, EquilibriumModel):
         own = getattr(model, "tolerance", None)  # models with a minimiser of their own (EnergyGNN)
@@ -167,9 +175,18 @@ def _kind(score: str) -> str:
     return "classes" if score.endswith("(%)") else score
 
 
-def _output_factor(checkpoint: Checkpoint, task: Task) -> float:
+def output_factor(checkpoint: Checkpoint, task: Task) -> float:
     """From the units of the task that was trained on to those of this one; one except for
     regression."""
     if not isinstance(task.objective, Regression) or task.digest == checkpoint.record.task.digest:
         return 1.0
-    return task_of(checkpoint.config).output_scale / task.output_scale
+    return trained_scale(checkpoint.record) / task.output_scale
+
+
+def trained_scale(record: RunRecord) -> float:
+    """From a model's outputs to the units of the targets it was trained on; one except for
+    regression."""
+    if "scale" in record.task.options:  # of a user's own files, which may not be here
+        return float(record.task.options["scale"])
+    config = TrainingConfig.of_record(record.config, record.id)
+    return 1.0 if config.task.files is not None else task_of(config).output_scale

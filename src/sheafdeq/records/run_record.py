@@ -49,11 +49,14 @@ class TaskFacts(_Frozen):
     name: str
     title: str
     level: int | None = None
-    split: int | None = None
+    split: int | str | None = None
     options: dict[str, Any]
     digest: str  # SHA-256 over every tensor
     score: str  # name of the score, higher is better
     constant_score: float | None  # test score of the best constant predictor
+    # node classification, graph classification, node regression, localisation; older records have
+    # none
+    kind: str | None = None
 
 
 class ModelFacts(_Frozen):

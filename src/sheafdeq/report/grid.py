@@ -37,18 +37,19 @@ def fitted(
     width: int | None,
     right: Collection[int] = (),
     rules: bool = False,
+    narrowest: int = _NARROWEST,
 ) -> str:
     """The table as lines of at most ``width`` characters (None: as long as they need).
 
-    Cells that are too long are folded; columns for which even that leaves no room are left out from
-    the right and named. Columns numbered in ``right`` are aligned to the right; ``rules`` draws
-    lines around the header and at the end.
+    Cells that are too long are folded, columns to no less than ``narrowest``; those for which even
+    that leaves no room are left out from the right and named. Columns numbered in ``right`` are
+    aligned to the right; ``rules`` draws lines around the header and at the end.
     """
     lines = [[printable(cell) for cell in line] for line in (header, *rows)]
     widths = [max(len(line[k]) for line in lines) for k in range(len(header))]
     left_out: list[str] = []
     if width is not None and _total(widths) > width:
-        while len(widths) > 1 and _total([min(w, _NARROWEST) for w in widths]) > width:
+        while len(widths) > 1 and _total([min(w, narrowest) for w in widths]) > width:
             left_out.insert(0, lines[0][len(widths) - 1])
             widths.pop()
         text = _folded([line[: len(widths)] for line in lines], width, right, rules)

@@ -20,8 +20,10 @@ else:
     import tomli as tomllib
 
 __all__ = [
+    "OWN",
     "AugmentationConfig",
     "ModelConfig",
+    "NamedFile",
     "PenaltyConfig",
     "ScheduleConfig",
     "SolveConfig",
@@ -40,13 +42,61 @@ class _Frozen(BaseModel):
     )
 
 
+OWN = "own"
+"""Name of a task of a user's own files where the user gives none: the task itself is then called by
+what is in them (``own-3f2a91c0``)."""
+
+
+class NamedFile(_Frozen):
+    """A user's file as a record knows it: by content, with the name it had."""
+
+    name: str
+    sha256: str
+
+
+def file_name(file: str | NamedFile) -> str:
+    """A file's name without its folder."""
+    return file.name if isinstance(file, NamedFile) else Path(file).name
+
+
 class TaskConfig(_Frozen):
-    """A task by name, as :func:`sheafdeq.data.load_task` takes it."""
+    """A task by name, as :func:`sheafdeq.data.load_task` takes it, or of a user's own ``files``, as
+    :func:`sheafdeq.data.own_task` does: ``{"npz": path}``, or ``{"nodes": path, "edges": path}``.
+
+    In a record, files are named by content (:class:`NamedFile`); a path says nothing elsewhere.
+    """
 
     name: str
     level: int | None = None
-    split: int | None = None
+    split: int | str | None = None
     options: dict[str, Option] = Field(default_factory=dict)
+    files: dict[str, str | NamedFile] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_has_a_name(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("files") is not None and "name" not in values:
+            return {**values, "name": OWN}
+        return values
+
+    @field_validator("files")
+    @classmethod
+    def _one_graph(cls, files: Any) -> Any:
+        if files is not None and set(files) not in ({"npz"}, {"nodes", "edges"}):
+            raise ValueError("one npz archive, or nodes and edges together")
+        return files
+
+    @property
+    def title(self) -> str:
+        """Name, and the files it stands for."""
+        names = ", ".join(map(file_name, (self.files or {}).values()))
+        return f"{self.name} ({names})" if names else self.name
+
+    @property
+    def missing_files(self) -> dict[str, NamedFile]:
+        """Files that are known by content alone: the user has to say where they are."""
+        files = self.files or {}
+        return {kind: file for kind, file in files.items() if isinstance(file, NamedFile)}
 
 
 class ModelConfig(_Frozen):
@@ -264,7 +314,10 @@ class TrainingConfig(_Frozen):
     @staticmethod
     def read(path: str | Path) -> TrainingConfig:
         """Read a TOML file."""
-        return TrainingConfig.parse(read_toml(Path(path)), str(path))
+        values = read_toml(Path(path))
+        if "task" in values:
+            values["task"] = with_places(values["task"], Path(path).parent)
+        return TrainingConfig.parse(values, str(path))
 
     def replace(self, **changes: Any) -> TrainingConfig:
         """A checked copy with some fields replaced."""
@@ -277,6 +330,7 @@ class TrainingConfig(_Frozen):
         for holder, key, default in (
             (values, "graphs_per_update", None),
             (values, "keep", "best"),
+            (values["task"], "files", None),
             (values["penalties"], "jacobian_weight", 0.0),
             (values["penalties"], "agreement_weight", 0.0),
             (values["penalties"], "ramp", None),
@@ -296,7 +350,19 @@ class TrainingConfig(_Frozen):
         options = "".join(f" {key}={value}" for key, value in self.model.options.items())
         level = f" level {self.task.level}" if self.task.level is not None else ""
         split = f" split {self.task.split}" if self.task.split is not None else ""
-        return f"{self.task.name}{level}{split}, {self.model.name}{options}, seed {self.seed}"
+        return f"{self.task.title}{level}{split}, {self.model.name}{options}, seed {self.seed}"
+
+
+def with_places(task: Any, folder: Path) -> Any:
+    """The values of a task with its files looked for in ``folder``, the one of the TOML file that
+    names them."""
+    if not isinstance(task, dict) or not isinstance(task.get("files"), dict):
+        return task
+    files = {
+        kind: str((folder / path).resolve()) if isinstance(path, str) else path
+        for kind, path in task["files"].items()
+    }
+    return {**task, "files": files}
 
 
 def with_warmup_share(values: Mapping[str, Any]) -> dict[str, Any]:

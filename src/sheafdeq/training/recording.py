@@ -17,7 +17,7 @@ from sheafdeq.records import Best, ModelFacts, RunRecord, SolveFacts, TaskFacts,
 from sheafdeq.registry import model_spec
 from sheafdeq.training.config import TrainingConfig
 from sheafdeq.training.loop import Evaluation, Trainer
-from sheafdeq.training.run_identity import Identity
+from sheafdeq.training.run_identity import Identity, by_content
 from sheafdeq.training.saved_state import Clock
 
 __all__ = [
@@ -25,10 +25,11 @@ __all__ = [
 ]
 
 
-def _recorded(config: TrainingConfig, start: str | None) -> dict[str, Any]:
-    """The configuration as a record keeps it: the checkpoint it starts from is named by content,
-    not by its place."""
-    payload = config.payload()
+def _recorded(config: TrainingConfig, task: Task, start: str | None) -> dict[str, Any]:
+    """The configuration as a record keeps it: the checkpoint it starts from and the files of its
+    task are named by content, not by their place."""
+    read = {kind: task.options.get(f"{kind}_sha256", "") for kind in config.task.files or {}}
+    payload = by_content(config, read)
     return payload if start is None else {**payload, "init_from": start}
 
 
@@ -53,7 +54,7 @@ def record_of(
     }
     return RunRecord(
         id=identity.id if identity else "",
-        config=_recorded(config, start),
+        config=_recorded(config, task, start),
         task=TaskFacts(
             name=task.name,
             title=task.title,
@@ -63,6 +64,7 @@ def record_of(
             digest=task.digest,
             score=task.score_name,
             constant_score=finite(task.constant_score),
+            kind=task.kind,
         ),
         model=ModelFacts(
             name=spec.name,

@@ -234,7 +234,7 @@ def _train(
                         config.model.name,
                         record.model.options,
                         trainer.shape,
-                        task=config.task.model_dump(mode="json"),
+                        task=record.config["task"],
                         run=identity.id,
                     )
                     record = record.model_copy(update={"checkpoint": files})

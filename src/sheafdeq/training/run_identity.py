@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -12,12 +13,15 @@ from typing import Any
 import torch
 
 from sheafdeq.data import Task, load_task
-from sheafdeq.errors import OptionError, RecordError
+from sheafdeq.data.custom import own_task
+from sheafdeq.data.own_files import file_digest
+from sheafdeq.errors import InputError, OptionError, RecordError, UsageError
 from sheafdeq.identity import SCHEME, CodeIdentity, code_identity, model_roles
+from sheafdeq.options import SEED, check_options, option_types
 from sheafdeq.records import digest_of, read_sealed
 from sheafdeq.registry import ModelSpec, Shape, build_model, model_spec
 from sheafdeq.training.checkpoint import CHECKPOINT_FACTS, load_checkpoint
-from sheafdeq.training.config import TaskConfig, TrainingConfig
+from sheafdeq.training.config import OWN, NamedFile, TaskConfig, TrainingConfig, file_name
 from sheafdeq.training.loop import Trainer
 from sheafdeq.training.store import RunStore
 from sheafdeq.training.version import code_version
@@ -25,7 +29,10 @@ from sheafdeq.training.version import code_version
 __all__ = [
     "CHECKPOINT_DIGEST",
     "Identity",
+    "by_content",
     "code_of",
+    "configured_task",
+    "file_digests",
     "identify",
     "start_of",
     "task_of",
@@ -54,6 +61,38 @@ class Identity:
         return {"scheme": SCHEME, "version": self.code_version, "digest": self.code_digest, **roles}
 
 
+OWN_TYPES = option_types(
+    own_task,
+    {"seed": None, "undirected": False, "metric": "accuracy", "classes": None},
+    {"seed": SEED},
+)
+"""Options of a task of a user's own files."""
+
+
+@lru_cache(maxsize=2)
+def _cached_own_task(key: str, *digests: str) -> Task:
+    """``digests`` stand for what is in the files now, so that a changed file is read again."""
+    from sheafdeq.data.catalogue import task_names
+
+    config = TaskConfig.model_validate_json(key)
+    if config.name in task_names():
+        raise OptionError(f"{config.name!r} is a task of the package: call your own data otherwise")
+    if config.level is not None:
+        raise OptionError("level is for community tasks, not for your own files")
+    if isinstance(config.split, str):
+        raise OptionError(f"the splits of your own files have numbers, got {config.split!r}")
+    check_options(config.options, OWN_TYPES, "your own data")
+    options: dict[str, Any] = dict(config.options)
+    name = None if config.name == OWN else config.name
+    try:
+        files = {kind: str(place) for kind, place in (config.files or {}).items()}
+        return own_task(files, name=name, split=config.split or 0, **options)
+    except OptionError:
+        raise
+    except InputError as error:  # a mask, a seed or an option the files do not go with
+        raise OptionError(f"{config.title}: {error}") from error
+
+
 @lru_cache(maxsize=2)
 def _cached_task(key: str, download: bool) -> Task:
     config = TaskConfig.model_validate_json(key)
@@ -75,12 +114,54 @@ def _cached_task(key: str, download: bool) -> Task:
 
 # graphs may own native memory that must go before the interpreter does
 atexit.register(_cached_task.cache_clear)
+atexit.register(_cached_own_task.cache_clear)
 
 
 def task_of(config: TrainingConfig, *, download: bool = False) -> Task:
     """The task of a configuration; the last two are kept in memory for sweeps. Missing files are
-    fetched only on ``download``."""
-    return _cached_task(config.task.model_dump_json(), download)
+    fetched only on ``download``. A user's own files must be given where a record names them."""
+    return configured_task(config.task, download=download)
+
+
+def configured_task(task: TaskConfig, *, download: bool = False) -> Task:
+    """As :func:`task_of`, of the task's part of a configuration."""
+    if task.files is None:
+        return _cached_task(task.model_dump_json(), download)
+    if task.missing_files:
+        raise UsageError(needed_files(task))
+    return _cached_own_task(task.model_dump_json(), *file_digests(task).values())
+
+
+def needed_files(task: TaskConfig) -> str:
+    """Which files of its user a run needs, and how to give them."""
+    words = " and ".join(
+        f"{file.name} (SHA-256 {file.sha256[:12]}...)" for file in task.missing_files.values()
+    )
+    flags = " ".join(f"--{kind} FILE" for kind in task.missing_files)
+    return f"the run was trained on files of its user's, {words}: give them by {flags}"
+
+
+def file_digests(task: TaskConfig) -> dict[str, str]:
+    """SHA-256 of the files of a task by kind: of what is in them now, or as its record says."""
+    return {
+        kind: file.sha256 if isinstance(file, NamedFile) else file_digest(file)
+        for kind, file in sorted((task.files or {}).items())
+    }
+
+
+def by_content(config: TrainingConfig, digests: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The payload of a configuration with its files named by content, as a record keeps it.
+
+    ``digests``: of what was read, where that is known; else of what is in the files now.
+    """
+    payload = config.payload()
+    if config.task.files is not None:
+        digests = digests or file_digests(config.task)
+        payload["task"]["files"] = {
+            kind: {"name": file_name(file), "sha256": digests[kind]}
+            for kind, file in sorted(config.task.files.items())
+        }
+    return payload
 
 
 _roles: dict[tuple[str, str], tuple[ModelSpec, dict[str, list[Any]]]] = {}
@@ -100,7 +181,9 @@ def code_of(config: TrainingConfig) -> CodeIdentity:
             )
         _roles[key] = (spec, model_roles(model, spec.build))
     # What a builder is given (addresses, checksums) shows in the digest of the data it makes.
-    builders = [entry.build for entry in entries() if entry.name == config.task.name]
+    builders: list[Any] = [entry.build for entry in entries() if entry.name == config.task.name]
+    if config.task.files is not None:
+        builders = [own_task]
     data = [build.func if isinstance(build, partial) else build for build in builders]
     return code_identity({**_roles[key][1], "data": data, "training": [Trainer]})
 
@@ -121,6 +204,9 @@ def identify(
     code = code if code is not None else code_of(config)
     version = code_version(code.digest)
     payload = config.payload()
+    # The digest of the task holds those of its files; where they lie and what they are called says
+    # nothing.
+    payload["task"].pop("files", None)
     # The options are named in full, so that a changed default is another run.
     payload["model"]["options"] = {
         **model_spec(config.model.name).options,

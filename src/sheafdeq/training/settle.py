@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from sheafdeq.errors import InputError
 from sheafdeq.records import read_record
-from sheafdeq.training.config import TrainingConfig
+from sheafdeq.training.config import TaskConfig, TrainingConfig
 
 if TYPE_CHECKING:
     from sheafdeq.training.progress import Progress
@@ -103,9 +103,14 @@ def settle(
     stages: Sequence[Stage] = STAGES,
     progress: Progress | str | bool | None = None,
     checkpoint_seconds: float = 30.0,
+    task: TaskConfig | None = None,
+    download: bool = False,
 ) -> list[RunResult]:
     """Settle a finished run (its directory); returns one stored result for each stage, the settled
     model last.
+
+    ``task``: the run's own, with the places of its user's files. ``download``: consent to fetching
+    missing data.
 
     A stage that is already in ``out`` is not computed again, and an interrupted one is resumed.
     """
@@ -113,6 +118,8 @@ def settle(
 
     path = Path(run)
     config = TrainingConfig.of_record(read_record(path).config, str(path))
+    if task is not None:
+        config = config.model_copy(update={"task": task})
     results: list[RunResult] = []
     for stage in stage_configs(config, stages):
         result = train(
@@ -120,6 +127,7 @@ def settle(
             out=out,
             progress=progress,
             checkpoint_seconds=checkpoint_seconds,
+            download=download,
         )
         assert result.path is not None
         results.append(result)

@@ -1,40 +1,6 @@
 """A grid of runs over a run store: what is in it, what is done, what is left.
 
-A sweep is a TOML file:
-
-    name = "mine"
-    seeds = [42, 43]
-    [training]                       # any TrainingConfig field, for all runs
-    max_epochs = 300
-    [[tasks]]
-    name = "community"
-    level = 7
-    [[models]]
-    name = "sheafdeq"                # without options: the configurations of the paper's full table
-    [[models]]
-    name = "ignn"
-    options = [{ kappa = 0.9 }, { kappa = 0.95 }]
-    [[models]]
-    name = "sheafdeq"
-    recipe = "reliable"              # a recipe of the package under everything above
-    [[exclude]]                      # pairs that are not run
-    model = "eignn"
-    task = "sums"
-
-Runs are ordered by seed, then task, then model, so that every cell of a table has one seed before
-any has two.
-
-A sweep whose parts come one after the other lists them as groups instead, each with seeds, tasks,
-models, training and exclude of its own; a run that an earlier group has already asked for is not
-asked for again:
-
-    name = "mine"
-    [[groups]]
-    title = "first this"
-    seeds = [42]
-    tasks = [{ name = "community", levels = [7, 10] }]
-    models = [{ name = "ignn", options = [{}] }]
-    training = { schedule = { kind = "wsd", warmup = 0.05 } }
+What a sweep file says: :mod:`sheafdeq.training.sweep_file`.
 """
 
 from __future__ import annotations
@@ -48,126 +14,30 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ValidationError
 
+from sheafdeq.data import own_task
 from sheafdeq.errors import OptionError, RecordError, SheafDEQError, StoreError, UsageError
 from sheafdeq.identity import CodeIdentity, code_identity
 from sheafdeq.records import RunRecord, digest_of, read_sealed, write_sealed
 from sheafdeq.registry import model_spec
-from sheafdeq.training.config import Option, TaskConfig, TrainingConfig, describe, read_toml
+from sheafdeq.training.config import (
+    OWN,
+    TaskConfig,
+    TrainingConfig,
+    describe,
+    read_toml,
+)
 from sheafdeq.training.recipe import with_recipe
-from sheafdeq.training.run_identity import Identity, code_of, identify, task_of
+from sheafdeq.training.run_identity import Identity, code_of, file_digests, identify, task_of
 from sheafdeq.training.store import RunStore
+from sheafdeq.training.sweep_file import Group, SweepFile, tasks_placed
 
 __all__ = ["Budget", "Entry", "Sweep", "preset_names", "question"]
 
 
 TIMED = 5
 """Finished runs of each task and model that the estimate of the time left rests on."""
-
-
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-
-class ModelGrid(_Frozen):
-    """A model and the option sets to run; None means the registry's grid for the paper's full
-    table.
-
-    With ``recipe`` the recipe's training fields, task options and model options lie under the
-    sweep's, and None means one run by the recipe.
-    """
-
-    name: str
-    options: list[dict[str, Option]] | None = None
-    recipe: str | None = None
-
-    @property
-    def option_sets(self) -> list[Mapping[str, Any]]:
-        """One set of model options for each run of a task and seed."""
-        if self.options is not None:
-            return list(self.options)
-        return [{}] if self.recipe else list(model_spec(self.name).grid)
-
-
-class Exclusion(_Frozen):
-    """A pair that is not run."""
-
-    model: str
-    task: str
-
-
-class TaskGrid(TaskConfig):
-    """A task, at one level or at several."""
-
-    levels: list[int] | None = None
-
-    @model_validator(mode="after")
-    def _one_way(self) -> TaskGrid:
-        if self.level is not None and self.levels is not None:
-            raise ValueError("give level or levels, not both")
-        return self
-
-    @property
-    def tasks(self) -> list[TaskConfig]:
-        """One task for each level."""
-        values = self.model_dump(exclude={"level", "levels"})
-        return [
-            TaskConfig(**values, level=level)
-            for level in (self.levels if self.levels is not None else [self.level])
-        ]
-
-
-class Group(_Frozen):
-    """One part of a sweep: every model on every task with every seed."""
-
-    title: str = ""
-    seeds: list[int]
-    tasks: list[TaskGrid]
-    models: list[ModelGrid]
-    training: dict[str, Any] = Field(default_factory=dict)
-    exclude: list[Exclusion] = Field(default_factory=list)
-
-
-class SweepFile(_Frozen):
-    """The schema of a sweep file: one group written at the top, or several under ``groups``."""
-
-    name: str
-    description: str = ""
-    seeds: list[int] = Field(default_factory=list)
-    tasks: list[TaskGrid] = Field(default_factory=list)
-    models: list[ModelGrid] = Field(default_factory=list)
-    training: dict[str, Any] = Field(default_factory=dict)
-    exclude: list[Exclusion] = Field(default_factory=list)
-    groups: list[Group] = Field(default_factory=list)
-
-    @model_validator(mode="after")
-    def _one_form(self) -> SweepFile:
-        single = [key for key in ("seeds", "tasks", "models", "exclude") if getattr(self, key)]
-        if self.groups and single:
-            raise ValueError(f"{single[0]} stands beside groups: write it in the groups")
-        missing = [key for key in ("seeds", "tasks", "models") if not getattr(self, key)]
-        if not self.groups and missing:
-            raise ValueError(f"{missing[0]} is missing (or groups)")
-        return self
-
-    @property
-    def parts(self) -> list[Group]:
-        """The groups, in order; ``training`` at the top holds for all of them."""
-        if self.groups:
-            return [
-                group.model_copy(update={"training": {**self.training, **group.training}})
-                for group in self.groups
-            ]
-        return [
-            Group(
-                seeds=self.seeds,
-                tasks=self.tasks,
-                models=self.models,
-                training=self.training,
-                exclude=self.exclude,
-            )
-        ]
 
 
 @dataclass(frozen=True)
@@ -231,9 +101,11 @@ class Sweep:
         *,
         model_options: dict[str, Any] | None = None,
         task_options: dict[str, Any] | None = None,
+        task_fields: dict[str, Any] | None = None,
     ) -> None:
         self.file = file
         self.name = file.name
+        self.task_fields = task_fields or {}
         self.overrides = overrides or {}
         self.model_options, self.task_options = model_options or {}, task_options or {}
 
@@ -242,7 +114,8 @@ class Sweep:
         preset: str | Path, overrides: dict[str, Any] | None = None, **options: dict[str, Any]
     ) -> Sweep:
         """A preset by name, or a TOML file; ``overrides`` replace training fields of every run,
-        ``model_options`` and ``task_options`` options of its model and task."""
+        ``model_options`` and ``task_options`` options of its model and task, ``task_fields`` the
+        task's split, or with ``files`` the tasks themselves."""
         text = str(preset)
         if text in preset_names():
             with resources.as_file(
@@ -250,7 +123,7 @@ class Sweep:
             ) as path:
                 values = read_toml(path)
         elif text.endswith(".toml"):
-            values = read_toml(Path(text))
+            values = tasks_placed(read_toml(Path(text)), Path(text).parent)
         else:
             raise UsageError(
                 f"there is no preset {text!r}; presets are "
@@ -269,7 +142,7 @@ class Sweep:
         """All runs with the title of the group that asks for them first."""
         found: dict[str, tuple[str, TrainingConfig]] = {}
         # groups may ask for one run twice, and so may a grid whose options are all set to one
-        once = self.file.groups or self.model_options or self.task_options
+        once = self.file.groups or self.model_options or self.task_options or self.task_fields
         for group in self.file.parts:
             for config in self.configs_of(group):
                 key = digest_of(config.payload()) if once else str(len(found))
@@ -280,6 +153,10 @@ class Sweep:
         """What one group asks for: by seed, task, model."""
         excluded = {(pair.model, pair.task) for pair in group.exclude}
         tasks = [task for grid in group.tasks for task in grid.tasks]
+        if "files" in self.task_fields:  # the models and seeds of the sweep on one's own graph
+            tasks = [TaskConfig(**{"name": OWN, **self.task_fields})]
+        elif self.task_fields:
+            tasks = [task.model_copy(update=self.task_fields) for task in tasks]
         for seed, task, grid in product(group.seeds, tasks, group.models):
             if (grid.name, task.name) in excluded:
                 continue
@@ -394,6 +271,8 @@ def question(config: TrainingConfig) -> str:
     """A configuration with every option of its model written out: what a run answers, whatever the
     sources."""
     payload = config.payload()
+    if config.task.files is not None:
+        payload["task"]["files"] = file_digests(config.task)
     payload["model"]["options"] = {
         **model_spec(config.model.name).options,
         **payload["model"]["options"],
@@ -466,9 +345,12 @@ def _task_digest(config: TrainingConfig, store: RunStore, download: bool) -> str
     """Digest of a task, remembered in the store so that status need not generate the data again."""
     from sheafdeq.data.catalogue import entries
 
-    builders = [entry.build for entry in entries() if entry.name == config.task.name]
+    builders: list[Any] = [entry.build for entry in entries() if entry.name == config.task.name]
+    named = config.payload()["task"]
+    if config.task.files is not None:
+        builders, named["files"] = [own_task], file_digests(config.task)
     code = code_identity({"data": builders}).digest
-    key = digest_of({"task": config.task.model_dump(mode="json"), "code": code})
+    key = digest_of({"task": named, "code": code})
     path = store.root / ".tasks" / f"{key}.json"
     if path.is_file() and not download:
         with contextlib.suppress(RecordError):  # a damaged note is made again
