@@ -42,7 +42,7 @@ models: adjoints data derivatives distances edges equilibrium errors layers ops 
 ops: derivatives edges errors plain_tensor threads
 options: errors
 plain_tensor: errors
-predictions: certificates data equilibrium errors layers models report solvers
+predictions: asynchronous certificates data equilibrium errors layers models report solvers
 printable:
 records: errors regular_file
 recurrence: data edges errors

@@ -111,7 +111,6 @@ __all__ = [
 _HOMES = {
     "adjoints": ("Implicit", "Truncated", "Unrolled"),
     "asynchronous": ("Schedule", "simulate"),
-    "certificates": ("Certificate", "certify"),
     "data": ("Graph", "Task", "load_task", "task_from"),
     "diagnostics": ("continue_iteration", "multistart"),
     "edges": ("Edges",),
@@ -124,6 +123,8 @@ _HOMES = {
         "Readout",
     ),
     "layers": ("CellularSheaf", "SheafOperator"),
+    # certificates go on to labels (certify(...).predictions), which this package registers
+    "predictions": ("Certificate", "certify"),
     "solvers": ("Anderson", "Picard", "Solution", "Status"),
     "training": ("TrainingConfig", "load_model", "train"),
 }

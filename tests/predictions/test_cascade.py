@@ -2,12 +2,14 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
 import pytest
 import torch
 
+import sheafdeq
 from sheafdeq.asynchronous import Schedule, simulate
 from sheafdeq.data.graph import Graph
 from sheafdeq.errors import InputError
@@ -250,3 +252,27 @@ def test_the_attack_finds_what_is_there(draw):
     found = attack(model, graph, 5.0, restarts=4, ascents=6)
     assert bool(found.changed.any())
     assert found.accuracy(found.label) < 1.0
+
+
+def test_a_certificate_goes_on_to_the_labels(draw):
+    model, graph = draw(5)
+    certificate = sheafdeq.certify(model, graph)
+    result = certificate.predictions
+    assert certificate.predictions is result  # found once
+    direct = certify_predictions(model, graph)
+    assert torch.equal(result.label, direct.label)
+    assert torch.equal(result.proved, direct.proved)
+    assert torch.allclose(result.margin, direct.margin)
+    assert result.distance.shape == direct.distance.shape == (graph.num_nodes,)
+    assert len(result.why) == graph.num_nodes
+    read = replace(certificate, subject=None)
+    with pytest.raises(InputError, match="does not know its model"):
+        _ = read.predictions
+
+
+def test_a_certificate_at_a_given_state_judges_that_state(draw):
+    model, graph = draw(5)
+    state = refined(model, graph) * 1.000001
+    result = sheafdeq.certify(model, graph, equilibrium=state, effort="quick").predictions
+    assert torch.equal(result.state, state)
+    assert float(result.distance.max()) > 1e-7

@@ -10,8 +10,10 @@ from sheafdeq.certificates.certificate import (
     Domain,
     Level,
     Metric,
+    Subject,
     Verdict,
     Witness,
+    use_labels,
 )
 from sheafdeq.certificates.judgement import certify
 from sheafdeq.certificates.problem import EFFORTS, Effort, Problem
@@ -26,11 +28,13 @@ __all__ = [
     "Level",
     "Metric",
     "Problem",
+    "Subject",
     "Verdict",
     "Witness",
     "certify",
     "rule",
     "rule_for",
     "rules",
+    "use_labels",
     "use_rule",
 ]

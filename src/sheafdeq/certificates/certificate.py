@@ -4,14 +4,30 @@ margins, witness."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["Assumption", "Certificate", "Domain", "Level", "Metric", "Verdict", "Witness"]
+from sheafdeq.data.graph import Graph
+from sheafdeq.equilibrium import EquilibriumModel
+from sheafdeq.errors import InputError
+
+__all__ = [
+    "Assumption",
+    "Certificate",
+    "Domain",
+    "Level",
+    "Metric",
+    "Subject",
+    "Verdict",
+    "Witness",
+    "use_labels",
+]
 
 
 class Verdict(Enum):
@@ -198,6 +214,24 @@ class Witness:
 
 
 @dataclass(frozen=True, eq=False)
+class Subject:
+    """Model and graph in float64, and the state that was to be examined, if one was given."""
+
+    model: EquilibriumModel
+    graph: Graph
+    equilibrium: Tensor | None
+
+
+_LABELS: list[Callable[[Certificate], Any]] = []
+
+
+def use_labels(prove: Callable[[Certificate], Any]) -> Callable[[Certificate], Any]:
+    """Register what proves labels (a decorator); certificates know of convergence alone."""
+    _LABELS[:] = [prove]
+    return prove
+
+
+@dataclass(frozen=True, eq=False)
 class Certificate:
     """The outcome of :func:`sheafdeq.certificates.certify`.
 
@@ -222,6 +256,7 @@ class Certificate:
     # further numbers the statement gives, as proved as the rate
     proved: dict[str, Any] = field(default_factory=dict)
     reason: str = ""  # why nothing could be certified, where there is one reason
+    subject: Subject | None = field(default=None, repr=False)  # what was examined, in float64
 
     def __post_init__(self) -> None:
         if self.verdict is Verdict.CERTIFIED:
@@ -246,6 +281,19 @@ class Certificate:
             )
         if self.verdict is Verdict.TWO_CANDIDATES and self.witness is None:
             raise ValueError("two candidates need a witness: the two states")
+
+    @cached_property
+    def predictions(self) -> Any:
+        """Which labels are proved at the equilibrium, node by node (``docs/predictions.md``).
+
+        Found when it is first asked for: seconds for a thousand nodes. A radius of feature noise
+        is a matter of :func:`sheafdeq.predictions.certify_predictions`.
+        """
+        if self.subject is None:
+            raise InputError("this certificate does not know its model: it was read, not made")
+        if not _LABELS:
+            raise InputError("labels are proved by sheafdeq.predictions: import it first")
+        return _LABELS[-1](self)
 
     @property
     def delays(self) -> bool:

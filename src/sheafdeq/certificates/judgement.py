@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from sheafdeq.certificates.admission import not_finite
-from sheafdeq.certificates.certificate import Certificate, Level, Verdict
+from sheafdeq.certificates.certificate import Certificate, Level, Subject, Verdict
 from sheafdeq.certificates.examine import examine
 from sheafdeq.certificates.problem import EFFORTS, Effort, Problem
 from sheafdeq.certificates.rule import Prover, registered_rule
@@ -50,6 +50,8 @@ def certify(
 
     The same model, graph, effort and seed give the same certificate on the same machine with the
     same number of threads: every start is drawn from ``seed``, and nothing else is random.
+
+    ``certify(...).predictions`` goes on to the labels (:mod:`sheafdeq.predictions`).
     """
     if not isinstance(model, EquilibriumModel):
         raise InputError(
@@ -75,7 +77,11 @@ def certify(
                 "it out, or give finite numbers"
             )
     certificate = _judged(model, graph, equilibrium, effort, seed, with_rule)
-    return replace(certificate, seconds=time.perf_counter() - started)
+    return replace(
+        certificate,
+        seconds=time.perf_counter() - started,
+        subject=Subject(model, graph, equilibrium),
+    )
 
 
 def _judged(

@@ -43,15 +43,41 @@ def add_prediction_options(parser: Any) -> None:
         metavar="RESTARTS",
         help="with --predictions and R > 0: gradient ascent against every node, beside the proof",
     )
+    group.add_argument(
+        "--groups",
+        type=whole_number(1, 10_000),
+        metavar="G",
+        help="with --attack: every restart divides the nodes into G groups and attacks each",
+    )
+    group.add_argument(
+        "--form",
+        choices=["boxes", "sheared"],
+        help="with --predictions and R > 0: absolute values once a level (the default), or first "
+        "order exactly (cascades; larger radii, minutes and gigabytes)",
+    )
+    group.add_argument(
+        "--largest-radius",
+        action="store_true",
+        default=None,
+        help="with --predictions: the largest radius proved for each node, by bisection",
+    )
+    group.add_argument(
+        "--schedules",
+        type=whole_number(1, 10_000),
+        metavar="N",
+        help="with --predictions: run N drawn schedules with delays up to 64 and compare labels",
+    )
 
 
 def refused_or_wanted(options: Any) -> bool:
     """Whether predictions are asked for; options that only they have are refused without."""
     if not options.predictions:
-        for name in ("radius", "attack"):
+        for name in ("radius", "attack", "groups", "form", "largest_radius", "schedules"):
             if getattr(options, name) is not None:
-                raise UsageError(f"--{name} belongs to --predictions")
+                raise UsageError(f"--{name.replace('_', '-')} belongs to --predictions")
         return False
+    if options.groups is not None and options.attack is None:
+        raise UsageError("--groups belongs to --attack")
     if options.subject is None:
         raise UsageError("--predictions examines one trained RUN: name its directory")
     return True
@@ -61,7 +87,7 @@ def run_predictions(options: Any) -> int:
     """Prove, print, and write what is asked for."""
     from sheafdeq.cli.subject import load_subject, write_record
     from sheafdeq.equilibrium import EquilibriumModel
-    from sheafdeq.predictions import certify_predictions, prediction_figures
+    from sheafdeq.predictions import Prover, largest_radius, prediction_figures
     from sheafdeq.records import RECORD_FILE
 
     path = Path(options.subject)
@@ -82,9 +108,9 @@ def run_predictions(options: Any) -> int:
     rows: list[dict[str, Any]] = []
     results: list[Predictions] = []
     payload: dict[str, Any] = {}
+    prover = Prover(model, subject.split.graph, form=options.form or "boxes")
     for radius in radii:
-        state = results[0].state if results else None  # one state serves all radii
-        result = certify_predictions(model, subject.split.graph, radius=radius, state=state)
+        result = prover.at(radius)
         row = _row(subject, model, result, options)
         results.append(result)
         rows.append(row)
@@ -103,9 +129,24 @@ def run_predictions(options: Any) -> int:
             written = write_record(options.out, f"{subject.file_name}-{_part(subject)}", payload)
             for figure in prediction_figures(payload, results, subject.split, written):
                 print(f"wrote {figure}", file=sys.stderr)
+    if options.largest_radius:
+        found = largest_radius(prover.at)
+        payload["largest_radius"] = found.to_json()
+        if not options.json:
+            print(_radii(payload["largest_radius"]))
+        if options.out:
+            write_record(options.out, f"{subject.file_name}-{_part(subject)}", payload)
     if options.json:
         print(json.dumps(payload))
     return 0
+
+
+def _radii(found: dict[str, Any]) -> str:
+    low, first, middle, third, high = found["quartiles"]
+    return (
+        f"  largest proved radius of a node: {low:.2g} to {high:.2g}, median {middle:.2g} "
+        f"(quartiles {first:.2g}, {third:.2g}; {len(found['tried'])} radii tried)"
+    )
 
 
 def _part(subject: Subject) -> str:
@@ -116,7 +157,7 @@ def _part(subject: Subject) -> str:
 def _row(
     subject: Subject, model: EquilibriumModel, result: Predictions, options: Any
 ) -> dict[str, Any]:
-    from sheafdeq.predictions import attack
+    from sheafdeq.predictions import attack, under_schedules
 
     split = subject.split
     scores = result.scores(split.target, split.mask)
@@ -131,14 +172,19 @@ def _row(
             ascents=ASCENTS,
             horizon=max(1, model.steps // 4),
             seed=options.seed,
+            groups=options.groups,
         )
         row["attack"] = {
             "restarts": found.restarts,
+            "groups": options.groups,
             "ascents": found.ascents,
             "accuracy": found.accuracy(split.target, split.mask),
             "labels_changed": int(found.changed.sum()),
             "proved_labels_changed": int((found.changed & result.proved).sum()),
         }
+    if options.schedules is not None and result.radius == 0:
+        late = under_schedules(model, split.graph, result, count=options.schedules)
+        row["schedules"] = late.to_json()
     return row
 
 
@@ -155,6 +201,12 @@ def _line(row: dict[str, Any]) -> str:
             f"under it, {found['labels_changed']} labels changed, "
             f"{found['proved_labels_changed']} of them proved"
         )
+    if "schedules" in row:
+        late = row["schedules"]
+        text += (
+            f"\n  {late['schedules']} schedules with delays up to {late['longest_delay']}: "
+            f"{late['differing']} proved labels differ from those reached"
+        )
     return text
 
 
@@ -170,4 +222,8 @@ def _command(subject: Subject, options: Any) -> str:
         graph=options.graph,
         radius=options.radius,
         attack=options.attack,
+        groups=options.groups,
+        form=options.form,
+        largest_radius=options.largest_radius,
+        schedules=options.schedules,
     )

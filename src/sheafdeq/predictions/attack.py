@@ -2,14 +2,17 @@
 
 Projected gradient ascent in the maximum norm: features move by the sign of the gradient of the lead
 that is to be lost, and are put back into x +- R after every move. All nodes share one change of all
-features; a restart draws which nodes it is after (the first is after all of them), and the change
-ends in a corner of the box or wherever the ascent takes it. Labels are read at the equilibrium of
-the changed graph. An attack proves nothing about nodes it spares; a proved node it must spare.
+features, so a change is made for a group of nodes. A restart draws one group (the first takes all
+nodes), or with ``groups`` it divides the nodes at random and goes through all groups, so that
+every restart is after every node. The change ends in a corner of the box or wherever the ascent
+takes it. Labels are read at the equilibrium of the changed graph, of all nodes each time. An attack
+proves nothing about nodes it spares; a proved node it must spare.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -52,8 +55,12 @@ def attack(
     horizon: int | None = None,
     seed: int = 0,
     tolerance: float = 1e-7,
+    groups: int | None = None,
 ) -> Attack:
     """Search for features within ``radius`` that change labels; ``ascents`` moves a restart.
+
+    ``groups``: into how many groups a restart divides the nodes, each attacked on its own. None:
+    one group a restart.
 
     Gradients go through ``horizon`` steps (the trained number by default; fewer are cheaper),
     labels are read at the equilibrium. Model and graph are taken in float64: a small radius is
@@ -69,12 +76,11 @@ def attack(
         label = model.run_to_equilibrium(graph, tolerance=tolerance).logits.argmax(1)
     changed = torch.zeros_like(label, dtype=torch.bool)
     surviving = torch.full(label.shape, torch.inf, dtype=graph.x.dtype)
-    for restart in range(restarts):
+    targets = _targets(len(label), restarts, groups, generator)
+    for _ in range(restarts * (groups or 1)):
         noise = torch.rand(graph.x.shape, generator=generator, dtype=torch.float64).to(graph.x)
         shift = radius * (2 * noise - 1)
-        after = torch.rand(label.shape, generator=generator, dtype=torch.float64) < TARGETED
-        if restart == 0 or not bool(after.any()):
-            after = torch.ones_like(after)
+        after = next(targets)
         for ascent in range(ascents):
             shift.requires_grad_()
             with torch.enable_grad():
@@ -92,6 +98,22 @@ def attack(
         surviving = torch.minimum(surviving, lead)
         changed |= logits.argmax(1) != label
     return Attack(radius, restarts, ascents, label, changed, surviving)
+
+
+def _targets(
+    nodes: int, restarts: int, groups: int | None, generator: torch.Generator
+) -> Iterator[Tensor]:
+    """(n,) bool: the nodes that one change after the other is made for."""
+    for restart in range(restarts):
+        if groups is not None:
+            group = torch.randperm(nodes, generator=generator) % groups
+            for number in range(groups):
+                yield group == number
+            continue
+        after = torch.rand(nodes, generator=generator, dtype=torch.float64) < TARGETED
+        if restart == 0 or not bool(after.any()):
+            after = torch.ones_like(after)
+        yield after
 
 
 def _within(x: Tensor, shift: Tensor, radius: float) -> Tensor:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from sheafdeq.predictions.arithmetic import Interval, contract, mean_value, scaled_up
+from sheafdeq.predictions.arithmetic import Interval, contract, scaled_up
 from sheafdeq.predictions.below import Box
 from sheafdeq.predictions.layer_norm import normalised_rows
 
@@ -21,9 +21,9 @@ __all__ = ["Lead", "leads"]
 
 @dataclass(frozen=True, eq=False)
 class Lead:
-    """Logits and labels over a box."""
+    """Labels over a box."""
 
-    logits: Interval  # (n, o)
+    size: Tensor  # (n,) the largest logit, by absolute value
     label: Tensor  # (n,) the largest logit at the centre
     at_centre: Tensor  # (n,) its lead over the next at the centre, rounded down
     least: Tensor  # (n,) its lead over every other label anywhere in the box, at least
@@ -52,7 +52,6 @@ def leads(
 
     centre = contract("nc,oc->no", z, weight)
     centre = centre + Interval.point(offset.expand(n, -1))
-    logits = mean_value(centre, reached(contract("oc,ncm->nom", weight, slope)))
     label = centre.midpoint.argmax(1)
     rows = Interval.point(weight[label].unsqueeze(1).expand(-1, len(weight), -1))
     apart = rows - Interval.point(weight.expand(n, -1, -1))  # (n, o, c)
@@ -64,7 +63,7 @@ def leads(
     own = torch.zeros_like(least, dtype=torch.bool).scatter_(1, label.unsqueeze(1), True)
     infinite = least.new_full((), torch.inf)
     return Lead(
-        logits,
+        centre.midpoint.abs().amax(1),
         label,
         torch.where(own, infinite, lead.lower).amin(1),
         torch.where(own, infinite, least).amin(1),

@@ -49,7 +49,7 @@ from sheafdeq.predictions.gates import GateRange, gate_range
 from sheafdeq.predictions.inputs import CascadeInputs
 from sheafdeq.predictions.map_slopes import by_maps, part_of, transported
 
-__all__ = ["LevelEnclosure", "Rows"]
+__all__ = ["LevelEnclosure", "RowSlopes", "Rows"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +96,53 @@ class _Drive:
     by_own: Slope  # (t, c, m) slope of pre by those of the node itself
 
 
+@dataclass(frozen=True, eq=False)
+class RowSlopes:
+    """Some target nodes of one level with their slopes in log coordinates, over a box."""
+
+    image: Interval  # (t, c) T at the centre
+    edge: Slope  # (k, c, m) d log T / d v of the sources
+    own: Slope  # (t, c, m) d log T / d v of the node itself
+    turned: list[Interval]  # P W_1 (k, d, d) and D W_1 (t, d, d)
+    by_plus: Interval  # (t, c) phi_a / T
+    by_minus: Interval  # (t, c) |phi_b| / T
+    edges: slice  # which edges of the graph
+    local: Tensor  # (k,) their targets, counted from the first of the nodes
+
+
+@dataclass(frozen=True, eq=False)
+class _Range:
+    """Positive numbers between two ends, which midpoint and radius would not keep positive."""
+
+    lower: Tensor
+    upper: Tensor
+
+    @property
+    def midpoint(self) -> Tensor:
+        return 0.5 * self.lower + 0.5 * self.upper
+
+
+@dataclass(frozen=True, eq=False)
+class _Parts:
+    """What rows are made of."""
+
+    image: Interval  # (t, c) T at the centre
+    total: _Range  # (t, c) T over the box
+    gate: GateRange
+    turned: list[Interval]  # P W_1 and D W_1 over the box
+    edge: Slope  # (k, c, m) d T / d v of the sources
+    own: Slope  # (t, c, m)
+
+    @property
+    def largest(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Largest positive and negative parts of the edge blocks and of the diagonal ones."""
+        edge, own = self.turned
+        return (
+            (part_of(edge, 1, largest=True), part_of(edge, -1, largest=True)),
+            (part_of(own, 1, largest=True), part_of(own, -1, largest=True)),
+        )
+
+
 class LevelEnclosure:
     """Enclosures of one level of a cascade on a graph. Everything is float64.
 
@@ -134,6 +181,38 @@ class LevelEnclosure:
     def rows(self, below: Below, box: Box, first: int, last: int) -> Rows:
         """The target nodes ``first`` to ``last`` (exclusive)."""
         here = self._here(first, last)
+        part = self._parts_of(below, box, here)
+        return Rows(
+            part.image,
+            scaled_up(self._reach(part.edge, part.own, here) / part.total.lower, 4),
+            *part.largest,
+            scaled_up(part.gate.by_plus.upper / part.total.lower, 4),
+            scaled_up(part.gate.by_minus.upper / part.total.lower, 4),
+        )
+
+    def slopes(self, below: Below, box: Box, first: int, last: int) -> RowSlopes:
+        """The same target nodes with the slopes of log T themselves, not only their reach."""
+        here = self._here(first, last)
+        part = self._parts_of(below, box, here)
+        inverse = Interval.point(torch.ones_like(part.total.midpoint)).divide_between(
+            part.total.lower, part.total.upper
+        )
+        by_plus, by_minus = (
+            value.divide_between(part.total.lower, part.total.upper)
+            for value in (part.gate.by_plus, part.gate.by_minus)
+        )
+        return RowSlopes(
+            part.image,
+            rows_scaled(part.edge, inverse[here.local]),
+            rows_scaled(part.own, inverse),
+            part.turned,
+            by_plus,
+            by_minus,
+            here.edges,
+            here.local,
+        )
+
+    def _parts_of(self, below: Below, box: Box, here: _Here) -> _Parts:
         maps = self._maps(below, here)
         centre, over = self._blocks(maps.centre, here), self._blocks(maps.box, here)
         drive = self._drive(below, maps, centre, over, here)
@@ -145,19 +224,15 @@ class LevelEnclosure:
         gate = gate_range(name, floor, *self._parts(at_centre, box.centre, box.centre, here))
         image = drive.centre + shift + gate.value
         gate = gate_range(name, floor, *self._parts(turned, box.lower, box.upper, here))
+        total = drive.box + shift + gate.value
         # phi > -1 and B >= 0, so T > beta - 1 whatever the box.
-        least = torch.maximum((drive.box + shift + gate.value).lower, shift.midpoint - 1.0)
+        least = torch.maximum(total.lower, shift.midpoint - 1.0)
         least = (least * (1 - 8 * EPSILON)).clamp(min=1e-12)
         edge, own = self._gate_slopes(below, maps, turned, gate, box, here)
         edge = added(edge, rows_scaled(drive.by_source, drive.active[here.local]))
         own = added(own, rows_scaled(drive.by_own, drive.active))
-        return Rows(
-            image,
-            scaled_up(self._reach(edge, own, here) / least, 4),
-            (part_of(turned[0], 1, largest=True), part_of(turned[0], -1, largest=True)),
-            (part_of(turned[1], 1, largest=True), part_of(turned[1], -1, largest=True)),
-            scaled_up(gate.by_plus.upper / least, 4),
-            scaled_up(gate.by_minus.upper / least, 4),
+        return _Parts(
+            image, _Range(least, torch.maximum(total.upper, least)), gate, turned, edge, own
         )
 
     # ------------------------------------------------------------------ maps and blocks

@@ -29,7 +29,7 @@ class Predictions:
     proved: Tensor  # (n,) bool
     margin: Tensor  # (n,) lead over every other label at the equilibrium, at least; nan: unknown
     lead: Tensor  # (n,) lead at the state that was examined
-    distance: Tensor  # (n,) |log state - log equilibrium| at most, largest entry; inf: unknown
+    distance: Tensor  # (n,) from state to equilibrium at most, largest entry; inf: unknown
     why: tuple[str, ...]  # (n,) "" where proved, else tie, rate or coupling and what it means
     grounds: str  # the theorem, in words
     reason: str | None  # why nothing is enclosed at all; None when every node has its bound
@@ -40,6 +40,7 @@ class Predictions:
     reach: Tensor | None  # bounds of all its entries in log coordinates
     seconds: float
     processor_seconds: float  # of all threads together: what it costs on a busy machine, too
+    coordinates: str = "log"  # of distance and reach: log of an entry, or plain
 
     @property
     def share(self) -> float:
@@ -70,6 +71,7 @@ class Predictions:
             "grounds": self.grounds,
             "delays": self.delays,
             "starts": self.starts,
+            "coordinates": self.coordinates,
             "reason": self.reason,
             "nodes": self.label.numel(),
             "proved": int(self.proved.sum()),
@@ -94,7 +96,8 @@ class Predictions:
             lines.append(f"  not enclosed: {self.reason}")
         else:
             widest = float(self.distance.max()) if n else 0.0
-            lines.append(f"  distance to the equilibrium at most {widest:.2g} (log of an entry)")
+            unit = "log of an entry" if self.coordinates == "log" else "an entry"
+            lines.append(f"  distance to the equilibrium at most {widest:.2g} ({unit})")
             if bool(self.proved.any()):
                 least = float(self.margin[self.proved].min())
                 lines.append(f"  smallest proved margin {least:.3g}")

@@ -1,7 +1,8 @@
 """Which argument encloses the equilibrium of which model.
 
 * cascades: a verified box level by level (Theorem 39);
-* models with a certified rate: residual / (1 - rate), entry by entry (Proposition 41);
+* models with a certified rate: residual / (1 - rate), entry by entry (Proposition 41), in log
+  coordinates where states are positive, else in plain ones;
 * SheafDEQ without a rate: several steps together (Theorem 42), synchronous iteration only.
 
 A rule gets the model and the graph in float64, the state to examine, the radius and the convergence
@@ -11,7 +12,7 @@ certificate, which also answers for the object being the model the theorems spea
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,13 +22,20 @@ from sheafdeq.certificates import Certificate, Level, Verdict
 from sheafdeq.certificates.sheaf_enclosure import SheafEnclosure
 from sheafdeq.data.graph import Graph
 from sheafdeq.models import SheafCascade, SheafDEQ, StrongSheafDEQ
+from sheafdeq.models.appnp import APPNP
+from sheafdeq.models.eignn import EIGNN
+from sheafdeq.models.ignn import IGNN
 from sheafdeq.models.strong_attention import StrongAttnDEQ
 from sheafdeq.predictions.contracting import log_residual, reach_by_rate
+from sheafdeq.predictions.first_order import FirstOrder
+from sheafdeq.predictions.gathering import GATHERING, gathering_reach, plain_leads
+from sheafdeq.predictions.lead import Lead
+from sheafdeq.predictions.sheared import sheared_leads, sheared_tower
 from sheafdeq.predictions.strong_step import attention_image, sheaf_image
 from sheafdeq.predictions.together import steps_together
-from sheafdeq.predictions.tower import enclosed_tower
+from sheafdeq.predictions.tower import Tower, enclosed_tower
 
-__all__ = ["RULES", "Enclosed"]
+__all__ = ["RULES", "Enclosed", "sheared_cascade"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +52,8 @@ class Enclosed:
     norm: nn.LayerNorm | None
     starts: str = "every positive start"
     levels: tuple[dict[str, float], ...] = ()
+    lead: Lead | None = None  # where the rule knows more of it than the box says
+    coordinates: str = "log"  # of ``reach``: log, or plain where states have any sign
 
 
 def _global(certificate: Certificate) -> str | None:
@@ -74,6 +84,37 @@ def cascade(
     """Theorem 39, level by level."""
     objection = _global(certificate)
     tower = None if objection else enclosed_tower(model, graph, state, radius)
+    grounds = "Theorem 39 (a verified box level by level) and Theorem 23 (one equilibrium)"
+    return _of_tower(model, state, tower, objection, grounds)
+
+
+def sheared_cascade(
+    model: SheafCascade,
+    graph: Graph,
+    state: Tensor,
+    radius: float,
+    certificate: Certificate,
+    first: FirstOrder,
+) -> Enclosed:
+    """Theorem 43: boxes sheared along the first order."""
+    objection = _global(certificate)
+    found = None if objection else sheared_tower(model, graph, first, radius)
+    grounds = "Theorem 43 (sheared boxes level by level) and Theorem 23 (one equilibrium)"
+    tower = found.tower if found else None
+    enclosed = _of_tower(model, state, tower, objection, grounds)
+    if found is None or enclosed.reach is None or enclosed.norm is None or enclosed.bias is None:
+        return enclosed
+    readout = (enclosed.weight, enclosed.bias, enclosed.norm)
+    try:
+        lead = sheared_leads(enclosed.rows, found, first, radius, *readout)
+    except ArithmeticError as error:
+        return replace(enclosed, reach=None, reason=f"readout: {error} (coupling)")
+    return replace(enclosed, lead=lead)
+
+
+def _of_tower(
+    model: SheafCascade, state: Tensor, tower: Tower | None, objection: str | None, grounds: str
+) -> Enclosed:
     levels = tuple(
         {
             "residual": bound.residual,
@@ -89,7 +130,7 @@ def cascade(
         state[:, -model.width :].contiguous(),
         tower.top if tower else None,
         tower.reason if tower else objection,
-        "Theorem 39 (a verified box level by level) and Theorem 23 (one equilibrium)",
+        grounds,
         True,
         output.weight.detach(),
         output.bias.detach(),
@@ -154,11 +195,35 @@ def sheaf_deq(
     return _read(model.readout, state, found.reach, found.reason, grounds, False, starts)
 
 
+@torch.no_grad()
+def gathering(
+    model: Any, graph: Graph, state: Tensor, radius: float, certificate: Certificate
+) -> Enclosed:
+    """Proposition 41 in plain coordinates, with the rates of Propositions 32 to 35."""
+    grounds = f"Proposition 41 with {certificate.grounds}"
+    output = model.readout if isinstance(model, APPNP) else model.linear_readout
+    starts = "every start"
+    found: Tensor | str | None = _global(certificate)
+    if found is None:
+        try:
+            found = gathering_reach(model, graph, state, radius, certificate)
+        except ArithmeticError as error:
+            found = f"{error} (coupling)"
+    if isinstance(found, str):
+        return _read(output, state, None, found, grounds, True, starts)
+    unit_rows = isinstance(model, IGNN) or (isinstance(model, EIGNN) and model.normalise)
+    weight, bias = output.weight.detach(), output.bias.detach()
+    lead = plain_leads(state, found, weight, bias, unit_rows=unit_rows)
+    enclosed = _read(output, state, found, None, grounds, certificate.delays, starts)
+    return replace(enclosed, lead=lead, coordinates="plain")
+
+
 Rule = Callable[[Any, Graph, Tensor, float, Certificate], Enclosed]
 RULES: dict[type, Rule] = {
     SheafCascade: cascade,
     StrongSheafDEQ: strong,
     StrongAttnDEQ: strong,
     SheafDEQ: sheaf_deq,
+    **dict.fromkeys(GATHERING, gathering),
 }
 """By exact type: a subclass may compute something else."""

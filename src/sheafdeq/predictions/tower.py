@@ -8,8 +8,8 @@ entrywise reach e with
 r the residual of the centre and every |J| an upper bound over the box. Then the level's equilibrium
 is within e of z, for every state below within its reach and all features within R.
 
-|J_own| e is (phi_a A+ (h e) + |phi_b| A- (h e)) / T with largest factors: no matrix is formed. The
-slope by the level below is formed edge by edge (:mod:`.level`), a few nodes at a time.
+|J_own| e is formed with largest factors (:mod:`.own_map`), without a matrix. The slope by the level
+below is formed edge by edge (:mod:`.level`), a few nodes at a time.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from sheafdeq.predictions.below import Below, Box
 from sheafdeq.predictions.contracting import log_residual
 from sheafdeq.predictions.inputs import cascade_inputs
 from sheafdeq.predictions.level import LevelEnclosure
+from sheafdeq.predictions.own_map import OwnMap
 
-__all__ = ["Tower", "enclosed_tower"]
+__all__ = ["LevelBound", "Tower", "enclosed_tower", "pieces", "settled"]
 
 EDGES_AT_ONCE = 512
 """Small enough for intermediate blocks to stay in the cache: three times faster than 2048."""
@@ -107,8 +108,8 @@ def _level(
         needed = scaled_up(residual + whole.coupling, 2)
         if not bool(torch.isfinite(needed).all()):
             return "the coupling to the level below is not bounded over its box (coupling)"
-        rate = float(whole.apply(torch.ones_like(state)).max()) if state.numel() else 0.0
-        reach = whole.settled(needed)
+        rate = float(whole.own.sizes(torch.ones_like(state)).max()) if state.numel() else 0.0
+        reach = settled(whole.own, needed)
         if reach is None:
             why = f"the rate of the level over the box is {rate:.3g}, not below one (rate)"
             guess = guess * 0.25
@@ -128,76 +129,62 @@ def _level(
 class _Whole:
     """All rows of a level, and |J_own| as an operator."""
 
-    enclosure: LevelEnclosure
     image: Interval
     coupling: Tensor
-    edges: tuple[Tensor, Tensor]
-    diagonal: tuple[Tensor, Tensor]
-    by_plus: Tensor
-    by_minus: Tensor
-    upper: Tensor  # largest states of the box
+    own: OwnMap  # with the largest factors of the box
 
     @staticmethod
     def of(enclosure: LevelEnclosure, below: Below, box: Box) -> _Whole:
-        parts = [enclosure.rows(below, box, *ends) for ends in _pieces(enclosure.graph)]
+        parts = [enclosure.rows(below, box, *ends) for ends in pieces(enclosure.graph)]
 
         def joined(tensors: list[Tensor]) -> Tensor:
             return torch.cat(tensors) if tensors else box.centre.new_zeros(0)
 
-        def pair(pick: str, index: int) -> Tensor:
-            return joined([getattr(part, pick)[index] for part in parts])
+        def pair(pick: str) -> tuple[Tensor, Tensor]:
+            return (
+                joined([getattr(part, pick)[0] for part in parts]),
+                joined([getattr(part, pick)[1] for part in parts]),
+            )
 
         return _Whole(
-            enclosure,
             Interval(
                 joined([part.image.midpoint for part in parts]),
                 joined([part.image.radius for part in parts]),
             ),
             joined([part.coupling for part in parts]),
-            (pair("edges", 0), pair("edges", 1)),
-            (pair("diagonal", 0), pair("diagonal", 1)),
-            joined([part.by_plus for part in parts]),
-            joined([part.by_minus for part in parts]),
-            box.upper,
+            OwnMap(
+                enclosure.graph,
+                enclosure.weights["channel_mixing"],
+                pair("edges"),
+                pair("diagonal"),
+                joined([part.by_plus for part in parts]),
+                joined([part.by_minus for part in parts]),
+                box.upper,
+            ),
         )
 
-    def apply(self, e: Tensor) -> Tensor:
-        """(n, c) an upper bound of |J_own| e over the box."""
-        level = self.enclosure
-        d, q, graph = level.d, level.q, level.graph
-        mixing = level.weights["channel_mixing"]
-        both = torch.cat([mixing.clamp(min=0), (-mixing).clamp(min=0)], 1)
-        values = (self.upper * e).view(-1, d, q) @ both
-        swapped = torch.cat([values[..., q:], values[..., :q]], 2)
-        total = self.diagonal[0] @ values + self.diagonal[1] @ swapped
-        arriving = self.edges[0] @ values[graph.source] + self.edges[1] @ swapped[graph.source]
-        total = total.index_add(0, graph.target, arriving)
-        shape = e.shape
-        plus, minus = total[..., :q].reshape(shape), total[..., q:].reshape(shape)
-        terms = 4 * (level.deepest + 1) * d * q
-        return scaled_up(self.by_plus * plus + self.by_minus * minus, terms)
 
-    def settled(self, needed: Tensor) -> Tensor | None:
-        """e with needed + |J_own| e <= e, by iteration; None when there seems to be none."""
-        e = needed
-        for _ in range(SWEEPS):
-            image = scaled_up(needed + self.apply(e), 2)
-            if not bool((image < WIDEST).all()):
-                return None
-            if bool((image <= e).all()):
-                return e
-            done = bool((image <= e * (1 + 1e-3)).all())
-            e = image * (1 + 2e-2) if done else image
-        return None
+def settled(own: OwnMap, needed: Tensor) -> Tensor | None:
+    """e with needed + |J_own| e <= e, by iteration; None when there seems to be none."""
+    e = needed
+    for _ in range(SWEEPS):
+        image = scaled_up(needed + own.sizes(e), 2)
+        if not bool((image < WIDEST).all()):
+            return None
+        if bool((image <= e).all()):
+            return e
+        done = bool((image <= e * (1 + 1e-3)).all())
+        e = image * (1 + 2e-2) if done else image
+    return None
 
 
-def _pieces(graph: Graph) -> list[tuple[int, int]]:
+def pieces(graph: Graph) -> list[tuple[int, int]]:
     """Runs of nodes with about :data:`EDGES_AT_ONCE` edges each."""
     pointer = graph.pointer
-    pieces, first = [], 0
+    found, first = [], 0
     while first < graph.num_nodes:
         last = int(torch.searchsorted(pointer, pointer[first] + EDGES_AT_ONCE, right=True)) - 1
         last = min(max(last, first + 1), graph.num_nodes, first + EDGES_AT_ONCE)
-        pieces.append((first, last))
+        found.append((first, last))
         first = last
-    return pieces
+    return found
