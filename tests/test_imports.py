@@ -20,7 +20,7 @@ certificates: adjoints constructions data diagnostics distances edges equilibriu
     models ops recurrence solvers theory
 cli: asynchronous certificates data diagnostics distances distributed equilibrium errors
     evaluation explorer identity ops options predictions printable records registry regular_file
-    report speed training user_models
+    report speed training user_models zoo
 constructions: data distances errors layers models solvers
 data: edges errors full_precision options plain_tensor regular_file
 derivatives: errors
@@ -29,7 +29,8 @@ distances: errors
 distributed: adjoints certificates data derivatives distances edges equilibrium errors machine
     models solvers training
 edges: errors plain_tensor
-equilibrium: adjoints data distances errors full_precision options plain_tensor solvers
+equilibrium: adjoints data distances errors full_precision options plain_tensor pretrained
+    solvers
 errors:
 evaluation: data distances equilibrium errors records solvers training
 explorer: asynchronous data diagnostics distances edges equilibrium errors report solvers
@@ -43,6 +44,7 @@ ops: derivatives edges errors plain_tensor threads
 options: errors
 plain_tensor: errors
 predictions: asynchronous certificates data equilibrium errors layers models report solvers
+pretrained: adjoints distances errors records solvers tensor_files
 printable:
 records: errors regular_file
 recurrence: data edges errors
@@ -51,12 +53,14 @@ regular_file:
 report: errors printable records regular_file training
 solvers: distances errors
 speed: data machine models ops records registry
+tensor_files: errors records regular_file
 testing: data edges equilibrium models recurrence
 theory: errors
 threads: errors
 training: adjoints data edges equilibrium errors identity machine options records registry
-    regular_file solvers threads user_models
+    regular_file solvers tensor_files threads user_models
 user_models: equilibrium errors
+zoo: equilibrium errors evaluation models options pretrained records regular_file report training
 """
 
 

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from sheafdeq.training.checkpoint import load_model
     from sheafdeq.training.config import TrainingConfig
     from sheafdeq.training.run import train
+    from sheafdeq.zoo import load
 
 try:
     __version__ = version("sheafdeq")
@@ -100,6 +101,7 @@ __all__ = [
     "__version__",
     "certify",
     "continue_iteration",
+    "load",
     "load_model",
     "load_task",
     "multistart",
@@ -127,6 +129,7 @@ _HOMES = {
     "predictions": ("Certificate", "certify"),
     "solvers": ("Anderson", "Picard", "Solution", "Status"),
     "training": ("TrainingConfig", "load_model", "train"),
+    "zoo": ("load",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 

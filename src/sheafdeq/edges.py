@@ -127,7 +127,11 @@ class Edges:
     @cached_property
     def target(self) -> Tensor:
         """(e,) int64 target of every edge, non-decreasing."""
-        nodes = torch.arange(self.num_targets, device=self.source.device)
+        device = self.source.device
+        if torch.compiler.is_compiling():  # of a size that is known without looking at numbers
+            edges = torch.arange(self.num_edges, device=device)
+            return torch.searchsorted(self.pointer, edges, right=True) - 1
+        nodes = torch.arange(self.num_targets, device=device)
         return torch.repeat_interleave(nodes, self.pointer.diff())
 
     @property
@@ -292,7 +296,7 @@ class Edges:
         copies = torch.arange(count, device=self.source.device).unsqueeze(1)
         source = (self.source + copies * self.num_sources).flatten()
         starts = (self.pointer[:-1] + copies * self.num_edges).flatten()
-        pointer = torch.cat([starts, starts.new_tensor([count * self.num_edges])])
+        pointer = torch.cat([starts, count * self.pointer[-1:]])
         return Edges(source, pointer, count * self.num_sources, self.dtype)
 
     def _blocks(self, size: int) -> Edges:
@@ -300,7 +304,7 @@ class Edges:
         source = (self.source.unsqueeze(1) * size + inner).flatten().repeat(size)
         entries = self.num_edges * size
         starts = (self.pointer[:-1] * size + inner.unsqueeze(1) * entries).flatten()
-        pointer = torch.cat([starts, starts.new_tensor([size * entries])])
+        pointer = torch.cat([starts, size**2 * self.pointer[-1:]])
         return Edges(source, pointer, self.num_sources * size, self.dtype)
 
     # ------------------------------------------------------------------ elsewhere
@@ -330,5 +334,8 @@ class Edges:
 
 def _pointer(index: Tensor, count: int) -> Tensor:
     """(count + 1,) offsets of the runs of a sorted ``index``."""
-    counts = torch.bincount(index, minlength=count)
+    if torch.compiler.is_compiling():  # the size of a bincount is not known before it is counted
+        counts = index.new_zeros(count).index_add(0, index, torch.ones_like(index))
+    else:
+        counts = torch.bincount(index, minlength=count)
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])

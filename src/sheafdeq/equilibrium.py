@@ -17,10 +17,12 @@ import inspect
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from sheafdeq.adjoints import Adjoint, adjoint_from
 from sheafdeq.data.graph import AnyGraph, Graph
@@ -111,6 +113,15 @@ class GraphModel(nn.Module):
     weighted: ClassVar[bool] = False
     """Whether it takes graphs with an edge_weight."""
 
+    # what the constructor was called with, for save_pretrained
+    given: tuple[tuple[Any, ...], dict[str, Any]]
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        """Note the arguments before the constructor reads them."""
+        model = super().__new__(cls)
+        model.__dict__["given"] = (arguments, options)
+        return model
+
     @abstractmethod
     def run(self, graph: AnyGraph, **options: Any) -> Output:
         """Outputs for a graph, with the solution where there is one."""
@@ -140,6 +151,22 @@ class GraphModel(nn.Module):
     def reset_parameters(self) -> None:
         """Draw the parameters anew, as the constructor does: every part by its own rule."""
         _reset(self)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write ``model.safetensors`` and a sealed ``config.json`` into ``folder``."""
+        from sheafdeq.pretrained import save
+
+        save(self, self.given, Path(folder))
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> Self:
+        """The model that :meth:`save_pretrained` wrote, in evaluation mode.
+
+        Nothing is unpickled, and what was altered is a :class:`~sheafdeq.errors.RecordError`.
+        """
+        from sheafdeq.pretrained import restored
+
+        return restored(cls, Path(folder))
 
     def project(self) -> None:
         """Restore parameter constraints; the trainer calls it after every optimiser step."""

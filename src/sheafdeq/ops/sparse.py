@@ -116,12 +116,17 @@ class _Correlate(torch.autograd.Function):
 def aggregate(values: Tensor, table: Tensor, edges: Edges) -> Tensor:
     """(entries,), (columns, c) -> (rows, c): sum over each row's entries of value times table
     row."""
+    if torch.compiler.is_compiling():  # the compiler fuses what is written out
+        rows = values.unsqueeze(1) * table.index_select(0, edges.source)
+        return rows.new_zeros(edges.num_targets, table.shape[1]).index_add(0, edges.target, rows)
     result: Tensor = _Aggregate.apply(values, table, edges)  # type: ignore[no-untyped-call]
     return result
 
 
 def correlate(left: Tensor, right: Tensor, edges: Edges) -> Tensor:
     """(rows, c), (columns, c) -> (entries,): the inner product at every entry."""
+    if torch.compiler.is_compiling():
+        return (left.index_select(0, edges.target) * right.index_select(0, edges.source)).sum(1)
     result: Tensor = _Correlate.apply(left, right, edges)  # type: ignore[no-untyped-call]
     return result
 

@@ -13,62 +13,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
-import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from sheafdeq.equilibrium import GraphModel
-from sheafdeq.errors import InputError, RecordError
-from sheafdeq.records import read_sealed, write_bytes, write_sealed
+from sheafdeq.errors import RecordError
+from sheafdeq.records import read_sealed, write_sealed
 from sheafdeq.registry import Shape, build_model
-from sheafdeq.regular_file import read_regular
+from sheafdeq.tensor_files import built_to_fit, load_tensors, save_tensors
 
 __all__ = [
     "CHECKPOINT_FACTS",
     "CHECKPOINT_TENSORS",
     "load_checkpoint",
     "load_model",
-    "load_tensors",
-    "restore_parameters",
     "save_checkpoint",
-    "save_tensors",
 ]
 
 CHECKPOINT_TENSORS = "checkpoint.safetensors"
 CHECKPOINT_FACTS = "checkpoint.json"
-
-
-def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
-    """Write tensors atomically and return the SHA-256 of the file."""
-    data = safetensors.torch.save(
-        {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    )
-    write_bytes(path, data)
-    return hashlib.sha256(data).hexdigest()
-
-
-def load_tensors(path: Path, sha256: str) -> dict[str, Tensor]:
-    """Read tensors whose file has the given SHA-256; :class:`RecordError` otherwise."""
-    if not isinstance(sha256, str):
-        raise RecordError(
-            f"{path}: its SHA-256 is {type(sha256).__name__} instead of text: the "
-            "file beside it was altered"
-        )
-    try:
-        data = read_regular(path)
-    except OSError as error:
-        raise RecordError(f"{path}: cannot be read ({error.strerror})") from error
-    found = hashlib.sha256(data).hexdigest()
-    if found != sha256:
-        raise RecordError(
-            f"{path}: SHA-256 is {found[:12]}..., expected {sha256[:12]}...: truncated or "
-            "altered; delete it and run again"
-        )
-    try:
-        return safetensors.torch.load(data)
-    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OverflowError) as error:
-        raise RecordError(f"{path}: not a safetensors file ({error})") from error
 
 
 def save_checkpoint(
@@ -121,50 +83,10 @@ def load_checkpoint(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]
 
 
 def load_model(path: str | Path) -> GraphModel:
-    """Rebuild the model of a checkpoint, in evaluation mode.
-
-    The model is first laid out without memory (torch's ``meta`` device) and compared with the
-    tensors of the file: sizes the file does not hold are never allocated.
-    """
+    """Rebuild the model of a checkpoint, in evaluation mode."""
     tensors, facts = load_checkpoint(path)
-    try:
-        shape = Shape(**facts["shape"])
-        with torch.device("meta"):
-            _check_fit(build_model(facts["model"], shape, **facts["options"]), tensors, str(path))
-        model = build_model(facts["model"], shape, **facts["options"])
-    except (InputError, TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise RecordError(f"{path}: this version cannot build its model: {error}") from error
-    restore_parameters(model, tensors, str(path))
-    return model.eval()
 
+    def build() -> GraphModel:
+        return build_model(facts["model"], Shape(**facts["shape"]), **facts["options"])
 
-def restore_parameters(model: GraphModel, tensors: Mapping[str, Tensor], source: str) -> None:
-    """Load parameters and buffers; names, shapes and types must all fit."""
-    _check_fit(model, tensors, source)
-    floating = next(
-        (tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()), torch.float32
-    )
-    model.to(floating)
-    model.load_state_dict(dict(tensors))
-
-
-def _check_fit(model: GraphModel, tensors: Mapping[str, Tensor], source: str) -> None:
-    """Names, shapes and kinds of number agree, and all real numbers are float32 or all are
-    float64."""
-    expected = {
-        name: (tuple(tensor.shape), _kind(tensor)) for name, tensor in model.state_dict().items()
-    }
-    found = {name: (tuple(tensor.shape), _kind(tensor)) for name, tensor in tensors.items()}
-    if expected != found:
-        differing = sorted(
-            {name for name in {*expected, *found} if expected.get(name) != found.get(name)}
-        )
-        raise RecordError(
-            f"{source}: the parameters do not fit the model, first difference at {differing[0]!r}"
-        )
-    if len({tensor.dtype for tensor in tensors.values() if _kind(tensor) == "real"}) > 1:
-        raise RecordError(f"{source}: the parameters mix float32 and float64")
-
-
-def _kind(tensor: Tensor) -> str:
-    return "real" if tensor.dtype in (torch.float32, torch.float64) else str(tensor.dtype)
+    return built_to_fit(build, tensors, str(path))

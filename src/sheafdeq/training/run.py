@@ -19,11 +19,11 @@ from sheafdeq.data import Task
 from sheafdeq.equilibrium import GraphModel
 from sheafdeq.errors import InputError, RecordError, SheafDEQError
 from sheafdeq.records import RECORD_FILE, RunRecord, write_sealed
+from sheafdeq.tensor_files import restore_parameters
 from sheafdeq.threads import set_threads
 from sheafdeq.training.checkpoint import (
     load_checkpoint,
     load_model,
-    restore_parameters,
     save_checkpoint,
 )
 from sheafdeq.training.config import TrainingConfig

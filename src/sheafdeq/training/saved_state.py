@@ -12,7 +12,7 @@ import torch
 
 from sheafdeq.errors import RecordError
 from sheafdeq.records import read_sealed, write_sealed
-from sheafdeq.training.checkpoint import load_tensors, save_tensors
+from sheafdeq.tensor_files import load_tensors, save_tensors
 from sheafdeq.training.loop import Trainer
 from sheafdeq.training.store import RunStore
 
