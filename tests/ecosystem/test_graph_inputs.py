@@ -131,6 +131,15 @@ def test_data_brings_its_edge_features_and_its_matrix() -> None:
     assert torch.equal(model(Data(x=X, adj_t=wide)), expected)
 
 
+@pytest.mark.parametrize("kind", [coo, csr, csc])
+@pytest.mark.parametrize("name", ["sheafdeq", "sheaf-cascade", "gcn"])
+def test_values_of_a_matrix_are_weights_of_edges(kind: Any, name: str) -> None:
+    model, weight = made(name), torch.rand(8) + 0.5
+    expected = model(X, EDGES, edge_weight=weight)
+    assert torch.allclose(model(X, kind(EDGES, weight)), expected, atol=1e-6)
+    assert not torch.allclose(model(X, EDGES), expected, atol=1e-3)
+
+
 def test_what_holds_no_single_graph_is_named() -> None:
     model = made("sheafdeq")
     data = Data(x=X, edge_index=EDGES)

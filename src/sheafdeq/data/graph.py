@@ -88,7 +88,7 @@ class Graph:
         x = _checked_features(x, "x")
         n = x.shape[0]
         if is_sparse_matrix(edge_index):
-            edge_index, edge_attr = _from_matrix(edge_index, edge_attr, n)
+            edge_index, edge_attr, edge_weight = _from_matrix(edge_index, edge_attr, edge_weight, n)
         edge_index = _checked_edge_index(edge_index, n, x.device)
         if edge_attr is not None:
             edge_attr = _checked_edge_attr(edge_attr, edge_index.shape[1], x)
@@ -220,7 +220,7 @@ class Graph:
     def sparse_features(self) -> tuple[Tensor, Edges] | None:
         """Stored entries of ``x`` where most are zero (a bag of words), else None: their values and
         their places, as edges from columns to rows."""
-        if self.x.requires_grad or not self.x.numel():
+        if torch.compiler.is_compiling() or self.x.requires_grad or not self.x.numel():
             return None
         places = self.x.nonzero()
         if len(places) > SPARSE_SHARE * self.x.numel():
@@ -317,19 +317,22 @@ def _checked_features(x: Any, name: str) -> Tensor:
     return result
 
 
-def _from_matrix(matrix: Any, edge_attr: Tensor | None, n: int) -> tuple[Tensor, Tensor | None]:
-    """edge_index and edge_attr of an adjacency matrix."""
+def _from_matrix(
+    matrix: Any, edge_attr: Tensor | None, edge_weight: Tensor | None, n: int
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """edge_index, edge_attr and edge_weight of an adjacency matrix: numbers are weights (all ones:
+    none), vectors features."""
     edge_index, values = entries_of(matrix, n)
-    if values is None or (values.dim() == 1 and bool((values == 1).all())):
-        return edge_index, edge_attr
+    if values is None or (
+        values.dim() == 1 and not values.requires_grad and bool((values == 1).all())
+    ):
+        return edge_index, edge_attr, edge_weight
+    name, given = ("edge_weight", edge_weight) if values.dim() == 1 else ("edge_attr", edge_attr)
+    if given is not None:
+        raise InputError(f"the adjacency matrix has values, and {name} was given too: leave one")
     if values.dim() == 1:
-        raise InputError(
-            "the adjacency matrix has values other than one: give them as edge_attr (one feature), "
-            "and edge_index without"
-        )
-    if edge_attr is not None:
-        raise InputError("the adjacency matrix holds edge features, and edge_attr was given too")
-    return edge_index, values
+        return edge_index, edge_attr, values
+    return edge_index, values, edge_weight
 
 
 def _checked_edge_index(edge_index: Any, n: int, device: torch.device) -> Tensor:
