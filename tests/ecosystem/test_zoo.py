@@ -127,8 +127,12 @@ def test_an_entry_is_made_again_from_its_records(tmp_path: Path) -> None:
     name = "counting/sheaf-relay"
     run = RUNS / zoo.facts(name)["run"]
     assert add(run, zoo.FOLDER / name / zoo.CERTIFICATE, tmp_path) == name
-    for path in (zoo.FOLDER / name).iterdir():
-        assert (tmp_path / name / path.name).read_bytes() == path.read_bytes(), path.name
+    for file in ("model.safetensors", zoo.CERTIFICATE, zoo.CARD):
+        assert (tmp_path / name / file).read_bytes() == (zoo.FOLDER / name / file).read_bytes()
+    stored, again = (read_sealed(f / name / "config.json") for f in (zoo.FOLDER, tmp_path))
+    assert stored["arguments"].items() <= again["arguments"].items()  # later options: at defaults
+    stored, again = zoo.facts(name), zoo.facts(name, tmp_path)
+    assert {**stored, "files": None} == {**again, "files": None}
     with pytest.raises(InputError, match="not of"):
         add(run, zoo.FOLDER / "sums/sheaf-relay" / zoo.CERTIFICATE, tmp_path)
     with pytest.raises(InputError, match="task/model"):
