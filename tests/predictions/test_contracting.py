@@ -8,15 +8,22 @@ import numpy
 import pytest
 import torch
 
+from sheafdeq.certificates.blocks import BlockMatrix
 from sheafdeq.data.graph import Graph
 from sheafdeq.models import SheafDEQ, StrongSheafDEQ
 from sheafdeq.models.strong_attention import StrongAttnDEQ
-from sheafdeq.predictions import certify_predictions, refined
+from sheafdeq.predictions import certify_predictions, refined, together
 from sheafdeq.predictions.contracting import reach_by_rate
 from sheafdeq.predictions.strong_step import attention_image, sheaf_image
 from sheafdeq.predictions.together import _power_norms, steps_together
 
 KINDS = ("StrongSheafDEQ", "StrongAttnDEQ", "SheafDEQ")
+
+
+def one_node(matrix):
+    """A matrix as the block of one node without edges."""
+    edges = Graph.build(torch.zeros(1, 1).double(), torch.zeros(2, 0).long()).edges
+    return BlockMatrix(edges, matrix.unsqueeze(0), matrix.new_zeros(0, *matrix.shape))
 
 
 def check_one(exact, draw, kind, seed):
@@ -111,7 +118,7 @@ def test_the_bound_of_a_rate_by_hand():
 def test_powers_of_a_matrix_whose_first_power_is_large():
     """A rotation by a right angle, stretched: |M| has rows of 1.8, M^2 = -0.81 times 1."""
     matrix = torch.tensor([[0.0, -1.8], [0.45, 0.0]]).double()
-    k, theta, kappa = _power_norms(matrix)
+    k, theta, kappa = _power_norms(one_node(matrix))
     assert k == 2
     assert theta == pytest.approx(0.9, rel=1e-6)
     assert kappa == pytest.approx(2.0, rel=1e-6)
@@ -119,8 +126,27 @@ def test_powers_of_a_matrix_whose_first_power_is_large():
     for i in range(k):
         power = torch.linalg.matrix_power(matrix, i).abs().sum(1).max()
         assert float(power) <= kappa * theta**i * (1 + 1e-9)
-    assert _power_norms(torch.tensor([[1.0]]).double()) is None
-    assert _power_norms(torch.tensor([[2.0]]).double()) is None
+    assert _power_norms(one_node(torch.tensor([[1.0]]).double())) is None
+    assert _power_norms(one_node(torch.tensor([[2.0]]).double())) is None
+
+
+@pytest.mark.parametrize("rows", [2, 6, 100])
+def test_powers_by_some_rows_at_a_time_are_the_dense_ones(monkeypatch, rows):
+    """Blocks with parallel edges and loops; the slowest rows decide how many steps are formed."""
+    monkeypatch.setattr(together, "ROWS_AT_ONCE", rows)
+    torch.manual_seed(rows)
+    edges = Graph.build(torch.randn(7, 1).double(), torch.randint(7, (2, 20))).edges
+    own, edge = torch.randn(7, 2, 2).double(), torch.randn(20, 2, 2).double()
+    dense = BlockMatrix(edges, own, edge).to_dense()
+    scale = 0.7 / float(torch.linalg.eigvals(dense).abs().max())
+    matrix, dense = BlockMatrix(edges, scale * own, scale * edge), scale * dense
+    found = _power_norms(matrix)
+    assert found is not None
+    k, theta, kappa = found
+    norms = [float(torch.linalg.matrix_power(dense, i).abs().sum(1).max()) for i in range(k + 1)]
+    assert norms[k] <= theta**k <= norms[k] * (1 + 1e-9)
+    assert max(norm * theta**-i for i, norm in enumerate(norms[:k])) <= kappa * (1 + 1e-12)
+    assert kappa <= max(norm * theta**-i for i, norm in enumerate(norms[:k])) * (1 + 1e-6)
 
 
 def test_steps_together_prove_what_one_step_cannot(exact):
@@ -173,10 +199,11 @@ def test_delays_stay_unproved_where_steps_contract_only_together(draw_contractin
         model, graph = draw_contracting("SheafDEQ", seed)
         result = certify_predictions(model, graph)
         assert not (result.delays and "Theorem 42" in result.grounds)
-    large = Graph.build(torch.randn(700, 1).double(), torch.randint(700, (2, 1400)))
+    large = Graph.build(torch.randn(4000, 1).double(), torch.randint(4000, (2, 8000)))
     model = SheafDEQ(1, 2, 2, 2).double()
-    reason = steps_together(model, model.prepare(large), torch.ones(700, 4).double()).reason
-    assert "2,800" in reason
+    reason = steps_together(model, model.prepare(large), torch.ones(4000, 4).double()).reason
+    assert "16,000" in reason
+    assert "operations" in reason
 
 
 def test_a_radius_is_refused_where_the_rate_is_for_one_input(draw_contracting):

@@ -61,8 +61,9 @@ def drawn_schedules(count: int, longest: int, seed: int = 0) -> list[Schedule]:
     def drawn(low: int) -> int:
         return int(torch.randint(low, longest + 1, (1,), generator=generator))
 
-    rest = [Schedule(drawn(SHORTEST_WINDOW), drawn(0), seed=k) for k in range(1, count)]
-    return [Schedule(longest, longest, seed=0), *rest]
+    first = seed * count  # of its own for every schedule of every seed
+    rest = [Schedule(drawn(SHORTEST_WINDOW), drawn(0), seed=first + k) for k in range(1, count)]
+    return [Schedule(longest, longest, seed=first), *rest]
 
 
 @torch.no_grad()

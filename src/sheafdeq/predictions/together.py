@@ -13,26 +13,32 @@ step contracts N with theta + kappa s; it maps the ball into itself when
 
 Then there is one equilibrium in the ball, reached from everywhere in it by synchronous iteration.
 N mixes the entries of different nodes, so nothing follows about late messages. The powers of M are
-formed densely with their rounding bounded, which limits the size.
+formed some rows at a time, with blocks for nodes and edges and the rounding bounded: memory is no
+limit, but k steps cost 2 k (stored entries of M) (entries of a state) operations.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from sheafdeq.certificates.blocks import BlockMatrix
 from sheafdeq.certificates.sheaf_enclosure import SheafEnclosure
 from sheafdeq.models import SheafDEQ
 from sheafdeq.predictions.arithmetic import EPSILON, Interval, scaled_up
 
-__all__ = ["LARGEST_DENSE", "StepsTogether", "steps_together"]
+__all__ = ["MOST_ENTRIES", "StepsTogether", "steps_together"]
 
-LARGEST_DENSE = 2500
-"""Entries of a state (nodes times width) up to which dense powers are formed."""
+MOST_ENTRIES = 15_000
+"""Entries of a state (nodes times width) up to which powers are formed: some minutes."""
 MOST_STEPS = 96
+ROWS_AT_ONCE = 384
+ENOUGH = 0.2
+"""A product as small as this needs few further steps."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,18 +58,21 @@ class StepsTogether:
 def steps_together(model: SheafDEQ, context: object, state: Tensor) -> StepsTogether:
     """A ball around ``state`` (n, c) on which some number of steps contracts together."""
     size = state.numel()
-    if size > LARGEST_DENSE:
+    if size > MOST_ENTRIES:
+        edges: Any = getattr(context, "edges", None)
+        stored = (len(state) + edges.num_edges) * state.shape[1] ** 2
         return StepsTogether(
             None,
-            f"the product of several Jacobians is formed densely, up to {LARGEST_DENSE} entries; "
-            f"this state has {size:,} (rate)",
+            f"the product of several Jacobians is formed up to {MOST_ENTRIES:,} entries; this "
+            f"state has {size:,}, and twenty steps would take {40.0 * stored * size:.0e} "
+            "operations (rate)",
         )
     enclosure = SheafEnclosure(model, context)  # type: ignore[arg-type]
     centre = state.log()
     weights = torch.ones_like(state)
     point = enclosure.over(centre, weights, keep_slopes=True)
     assert point.slopes is not None
-    rows = point.slopes.to_dense() * point.gain.midpoint.reshape(-1, 1)  # M, exact numbers
+    rows = point.slopes.scale(point.gain.midpoint, weights)  # M, exact numbers
     powers = _power_norms(rows)
     if powers is None:
         return StepsTogether(
@@ -99,39 +108,59 @@ def _spread(
     centre: Tensor,
     weights: Tensor,
     radius: float,
-    rows: Tensor,
+    rows: BlockMatrix,
 ) -> float:
     """s: how far the Jacobian is from M anywhere on the ball, in weighted row sums."""
     over = enclosure.over(centre, weights, radius, keep_slopes=True)
     assert over.slopes is not None
     gain = over.gain
-    moved = over.slopes.to_dense() * gain.midpoint.reshape(-1, 1)
-    apart = (moved - rows).abs().sum(1).view_as(centre)
-    rounding = EPSILON * 4 * moved.abs().sum(1).view_as(centre)
+    moved = over.slopes.scale(gain.midpoint, weights)
+    ones = torch.ones_like(centre)
+    apart = BlockMatrix(rows.edges, moved.own - rows.own, moved.edge - rows.edge).magnitude()
+    rounding = EPSILON * 4 * moved.magnitude().apply(ones)
     wide = gain.midpoint.abs() * over.spread + gain.radius * over.reach
-    total = scaled_up(apart + rounding + wide, len(rows) + 8)
+    total = scaled_up(apart.apply(ones) + rounding + wide, rows.terms + 8)
     return float(total.max()) if bool(torch.isfinite(total).all()) else math.inf
 
 
-def _power_norms(matrix: Tensor) -> tuple[int, float, float] | None:
-    """(k, theta, kappa) with kappa / (1 - theta) smallest within 1 %; None: no power below one.
+def _power_norms(matrix: BlockMatrix) -> tuple[int, float, float] | None:
+    """(k, theta, kappa) with kappa / (1 - theta) smallest; None: no power is below one.
 
     theta = |M^k|^(1/k). True powers: M^i = P_i + E_i with P_i as computed, E_i = E_(i-1) M + D_i
     and D_i the rounding of one product, so |E_i| <= sum_j |D_j| |M^(i-j)|, by powers whose true
-    norm is known already.
+    norm is known already. The rows of largest sum go first and say how many steps are worth it.
     """
-    size = len(matrix)
-    sums = matrix.abs().sum(1)
+    sums = matrix.magnitude().apply(matrix.own.new_ones(matrix.own.shape[:2]))
+    order = sums.amax(1).argsort(descending=True)
+    together = max(1, ROWS_AT_ONCE // matrix.width)
+    transposed = _Transposed.of(matrix)
+    sizes: list[float] = []
+    products: list[float] = []
+    steps = MOST_STEPS
+    for first in range(0, len(order), together):
+        found = transposed.row_sums(order[first : first + together], sums, steps)
+        if found is None:
+            return None
+        if first == 0:
+            steps = min(MOST_STEPS, len(found) + len(found) // 4 + 1)
+            found = transposed.row_sums(order[:together], sums, steps) or []
+            sizes, products = [0.0] * len(found), [0.0] * len(found)
+        steps = min(steps, len(found))
+        sizes = [max(pair) for pair in zip(sizes, (size for size, _ in found), strict=False)]
+        products = [max(pair) for pair in zip(products, (p for _, p in found), strict=False)]
+    return _best(sizes, products, (matrix.terms + 8) * EPSILON)
+
+
+def _best(
+    sizes: list[float], products: list[float], slack: float
+) -> tuple[int, float, float] | None:
+    """From the largest row sums of P_i and of |P_(i-1)| |M|, for i = 1, 2, ..."""
     norms, rounding = [1.0], [0.0]
-    power = torch.eye(size, dtype=matrix.dtype)
-    slack = (size + 8) * EPSILON
     best: tuple[int, float, float] | None = None
-    for k in range(1, MOST_STEPS + 1):
-        rounding.append(float((power.abs() @ sums).max()) * slack * 1.01)
-        power = power @ matrix
+    for k, (size, product) in enumerate(zip(sizes, products, strict=True), 1):
+        rounding.append(product * slack * 1.01)
         error = sum(rounding[j] * norms[k - j] for j in range(1, k + 1))
-        computed = float(power.abs().sum(1).max()) * (1 + slack)
-        norms.append((computed + error) * (1 + 1e-12))
+        norms.append((size * (1 + 2 * slack) + error) * (1 + 1e-12))
         if not norms[-1] < 1e12:
             return best
         theta = norms[-1] ** (1.0 / k) * (1 + 1e-12)
@@ -139,6 +168,54 @@ def _power_norms(matrix: Tensor) -> tuple[int, float, float] | None:
             kappa = max(norms[i] * theta**-i for i in range(k)) * (1 + 1e-12)
             if best is None or kappa / (1.0 - theta) < 0.99 * best[2] / (1.0 - best[1]):
                 best = k, theta, kappa
-            elif k > 2 * best[0] + 8:
-                return best  # it has been getting worse for long
     return best
+
+
+@dataclass(frozen=True, eq=False)
+class _Transposed:
+    """M^T by nodes: what leaves a node, as one wide matrix, and where it goes."""
+
+    shape: tuple[int, int]  # n, c
+    wide: list[Tensor]  # (c, (k + 1) c) for every node
+    where: list[Tensor]  # (k + 1,) the nodes it multiplies
+
+    @staticmethod
+    def of(matrix: BlockMatrix) -> _Transposed:
+        n, c = matrix.own.shape[:2]
+        edges = matrix.edges
+        order = edges.source.argsort(stable=True)
+        counts = torch.bincount(edges.source, minlength=n).tolist()
+        wide, where, first = [], [], 0
+        for node in range(n):
+            leaving = order[first : first + counts[node]]
+            first += counts[node]
+            blocks = torch.cat([matrix.own[node : node + 1], matrix.edge[leaving]])
+            wide.append(blocks.permute(2, 0, 1).reshape(c, -1).contiguous())
+            where.append(torch.cat([torch.tensor([node]), edges.target[leaving]]))
+        return _Transposed((n, c), wide, where)
+
+    def row_sums(self, nodes: Tensor, sums: Tensor, steps: int) -> list[tuple[float, float]] | None:
+        """For i = 1, 2, ...: the largest row sums of |M^i| and of |M^(i-1)| |M|, as computed, over
+        the rows of some nodes; until they are small. None where they grow beyond use."""
+        n, c = self.shape
+        x = sums.new_zeros(n, c, len(nodes) * c)
+        for place, node in enumerate(nodes.tolist()):
+            x[node, :, place * c : (place + 1) * c] = torch.eye(c, dtype=x.dtype)
+        found: list[tuple[float, float]] = []
+        reached = torch.zeros(n, dtype=torch.bool)
+        reached[nodes] = True
+        for _ in range(steps):
+            product = float(torch.einsum("nc,ncm->m", sums, x.abs()).max())
+            image = torch.zeros_like(x)
+            heard = [bool(reached[where].any()) for where in self.where]
+            reached = torch.tensor(heard)
+            for node in reached.nonzero().flatten().tolist():
+                torch.mm(self.wide[node], x[self.where[node]].flatten(0, 1), out=image[node])
+            x = image
+            size = float(x.abs().sum((0, 1)).max())
+            if not size < 1e12:
+                return None
+            found.append((size, product))
+            if size < ENOUGH and steps == MOST_STEPS:
+                break
+        return found
