@@ -47,6 +47,9 @@ def test_the_report_the_record_and_the_pictures(run, tmp_path, capsys):
     [
         (["--radius", "1"], "--predictions"),
         (["--attack", "1"], "--predictions"),
+        (["--largest-radius"], "--largest-radius belongs to --predictions"),
+        (["--schedules", "2"], "--predictions"),
+        (["--predictions", "--groups", "2"], "--groups belongs to --attack"),
         (["--predictions", "--radius", "-1"], "at least 0"),
         (["--predictions", "--task", "counting"], "own task"),
     ],
@@ -54,6 +57,25 @@ def test_the_report_the_record_and_the_pictures(run, tmp_path, capsys):
 def test_wrong_use_is_told(run, words, message, capsys):
     assert main(["certify", str(run), *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_sheared_boxes_groups_schedules_and_the_table(run, tmp_path, capsys):
+    capsys.readouterr()
+    words = ["certify", str(run), "--predictions", "--radius", "0", "1e-6", "--form", "sheared"]
+    words += ["--attack", "1", "--groups", "2", "--schedules", "2", "--largest-radius", "--json"]
+    assert main([*words, "--out", str(tmp_path)]) == 0
+    payload = json.loads(capsys.readouterr().out)
+    assert payload["curve"][0]["schedules"]["differing"] == 0
+    assert payload["curve"][1]["attack"]["groups"] == 2
+    assert "Theorem 43" in payload["predictions"][1]["grounds"]
+    radii = payload["largest_radius"]["radius"]
+    assert len(radii) == 24
+    assert max(radii) >= 1e-6
+    assert "--largest-radius" in payload["command"]
+    assert main(["tables", "predictions", "--results", str(tmp_path), "--format", "csv"]) == 0
+    assert "proved and right" in capsys.readouterr().out
+    assert main(["tables", "predictions", "--results", str(tmp_path), "--full", "--wide"]) == 0
+    assert "1e-06" in capsys.readouterr().out
 
 
 def test_a_run_is_needed(capsys):

@@ -27,7 +27,7 @@ EVIDENCE = ("runs", "evaluations", "diagnostics", "async", "async_cascade")
 """Folders below ``results`` that tables rest on; pilots, smoke tests and what is superseded lie
 beside them."""
 RESULTS_COMMAND = "sheafdeq tables results --out RESULTS.md --figures docs/figures"
-NAMES = ("community", "distributed", "parameters", "staleness", "all", "results")
+NAMES = ("community", "distributed", "parameters", "staleness", "predictions", "all", "results")
 
 
 def configure(commands: Any) -> None:
@@ -112,6 +112,8 @@ def run(options: argparse.Namespace) -> int:
             return write_results(root, folders, options)
         if options.table == "staleness":
             table = tables.staleness_table(async_payloads(folders), full=options.full)
+        elif options.table == "predictions":
+            table = tables.predictions_table(prediction_payloads(folders), full=options.full)
         else:
             from sheafdeq.report.collection import collect
             from sheafdeq.report.selection import select, summarise
@@ -275,4 +277,19 @@ def async_payloads(folders: list[Path]) -> list[dict[str, Any]]:
         for folder in folders
         for path in files_below(folder, ".json", refuse_unreadable)
         if named_schema(path) == STALENESS_SCHEMA
+    ]
+
+
+def prediction_payloads(folders: list[Path]) -> list[dict[str, Any]]:
+    """Records of ``sheafdeq certify --predictions`` below the folders."""
+    from sheafdeq.cli.predictions import SCHEMA
+    from sheafdeq.records import read_sealed, refuse_unreadable
+    from sheafdeq.regular_file import files_below, read_regular
+
+    named = f'"schema":"{SCHEMA}"'.encode()
+    return [
+        read_sealed(path)
+        for folder in folders
+        for path in files_below(folder, ".json", refuse_unreadable)
+        if named in read_regular(path)
     ]

@@ -14,6 +14,7 @@ from sheafdeq.report.tables.paper import (
 from sheafdeq.report.tables.paper_table import judged as judged
 from sheafdeq.report.tables.paper_table import paper_table as paper_table
 from sheafdeq.report.tables.parameter_table import parameter_table as parameter_table
+from sheafdeq.report.tables.predictions_table import predictions_table as predictions_table
 from sheafdeq.report.tables.render import FORMATS as FORMATS
 from sheafdeq.report.tables.render import grid as grid
 from sheafdeq.report.tables.render import render as render
