@@ -174,6 +174,6 @@ template <class T> double all() {
 }  // namespace
 
 int main() {
-  std::printf("%g clean\n", all<SHEAFDEQ_DRIVER_SCALAR>());
+  std::printf("%.17g clean\n", all<SHEAFDEQ_DRIVER_SCALAR>());
   return 0;
 }

@@ -5,13 +5,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
+
+from sheafdeq.errors import InputError
 
 __all__ = [
     "configure",
     "run",
 ]
+
+HISTORY = Path("benchmarks/history.jsonl")
 
 
 def configure(commands: Any) -> None:
@@ -39,10 +44,28 @@ def configure(commands: Any) -> None:
     parser.add_argument(
         "--scale",
         action="store_true",
-        help="also 10^7 edges: a training step on 10^6 nodes (minutes, about 12 GiB)",
+        help="a whole training pass of 20 steps at 10^6 nodes and 10^7 edges (about 12 GiB)",
     )
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="write bench.json and the figures there"
+    )
+    parser.add_argument(
+        "--history",
+        nargs="?",
+        type=Path,
+        const=HISTORY,
+        metavar="FILE",
+        help=f"append commit, machine and ratios to FILE ({HISTORY}) and say what became slower",
+    )
+    parser.add_argument(
+        "--from",
+        dest="record",
+        type=Path,
+        metavar="FILE",
+        help="do not measure: take what an earlier run wrote with --out or --json",
+    )
+    parser.add_argument(
+        "--page", type=Path, metavar="FILE", help="write the table of targets into a page"
     )
     # the child process that measures memory, or one scale
     parser.add_argument("--measure", metavar="NAME", help=argparse.SUPPRESS)
@@ -53,23 +76,53 @@ def run(options: argparse.Namespace) -> int:
     """Measure, print, and write."""
     from sheafdeq.speed.bench_figure import draw_bench
     from sheafdeq.speed.memory import memory_of
-    from sheafdeq.speed.timings import measure, scale_row
+    from sheafdeq.speed.scales import order_row, scale_row
+    from sheafdeq.speed.timings import measure
+    from sheafdeq.speed.work import STEPS
 
     if options.measure:
-        kind, _, size = options.measure.partition(":")
-        print(
-            json.dumps(scale_row(int(size)) if kind == "scale" else memory_of(kind, options.quick))
-        )
+        kind, _, what = options.measure.partition(":")
+        if kind == "order":
+            row = order_row(what)
+        elif kind.startswith("scale"):
+            row = scale_row(int(what), STEPS if kind == "scale-whole" else 2)
+        else:
+            row = memory_of(kind, options.quick)
+        print(json.dumps(row))
         return 0
-    result = measure(quick=options.quick, scale=options.scale)
+    if options.history and not options.history.parent.is_dir():
+        raise InputError(f"{options.history.parent} is no folder: name a file with --history FILE")
+    if options.record:
+        result = _read(options.record)
+    else:
+        result = measure(quick=options.quick, scale=options.scale)
     if options.out:
         from sheafdeq.records import write_bytes
 
         options.out.mkdir(parents=True, exist_ok=True)
         write_bytes(options.out / "bench.json", (json.dumps(result, indent=2) + "\n").encode())
         draw_bench(result, options.out)
+    if options.page:
+        from sheafdeq.speed.bench_page import write_page
+
+        write_page(result, options.page)
     print(json.dumps(result, indent=2) if options.json else _table(result))
+    if options.history:
+        from sheafdeq.speed.history import append, fallen, read_history
+
+        earlier = read_history(options.history)
+        for sentence in fallen(append(result, options.history), earlier):
+            print(sentence, file=sys.stderr)
     return 0
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        result: dict[str, Any] = json.loads(path.read_text())
+        _table(result)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path} is no record of sheafdeq bench: {error}") from None
+    return result
 
 
 def _table(result: dict[str, Any]) -> str:
@@ -98,16 +151,20 @@ def _table(result: dict[str, Any]) -> str:
                 f"{row['edges']:12,}{row['nanoseconds_per_edge']:24.0f}"
                 f"{row['peak_memory_bytes'] / 2**30:12.2f} GiB"
             )
+    for row in result["orders"]:
+        lines.append(
+            f"{row['edges']:12,}{row['nanoseconds_per_edge']:24.0f}"
+            f"{row['peak_memory_bytes'] / 2**30:12.2f} GiB  {row['graph']}, numbered at random "
+            f"({row['order']})"
+        )
     lines.append("")
-    for key, label, unit in (
-        ("speedup_over_pyg", "faster than PyG message passing", "x"),
-        ("times_arithmetic_limit", "times the arithmetic limit", ""),
-        ("times_arithmetic_limit_without_recomputation", "  not counting recomputed work", ""),
-        ("memory_ratio", "less memory than PyG", "x"),
-        ("thread_scaling", "two threads against one", "x"),
-        ("growth", "slowest over fastest time per edge", ""),
-    ):
-        if result[key] is not None:
-            lines.append(f"{label:40}{result[key]:8.2f}{unit}")
+    from sheafdeq.speed.bench_page import TARGETS
+
+    for name, target in TARGETS.items():
+        if result.get(name) is not None:
+            lines.append(f"{target.label:76}{result[name]:8.2f}")
+    without = result["times_arithmetic_limit_without_recomputation"]
+    if without is not None:
+        lines.append(f"{'times the limit, not counting what is computed again':76}{without:8.2f}")
     lines += result["notes"]
     return "\n".join(lines)

@@ -15,7 +15,17 @@ from sheafdeq.errors import InputError
 from sheafdeq.ops.native_module import native_module, native_serves
 from sheafdeq.plain_tensor import plain_tensor
 
-__all__ = ["Native", "check_tensors", "cut", "dense", "native", "native_layout", "pad", "serves"]
+__all__ = [
+    "Native",
+    "check_tensors",
+    "cut",
+    "dense",
+    "make_layout",
+    "native",
+    "native_layout",
+    "pad",
+    "serves",
+]
 
 LARGEST_NATIVE_STALK = 16
 ADVISE_BYTES = 32 << 20
@@ -38,15 +48,24 @@ def native_layout(edges: Edges) -> Any:
 
 
 def _layout(edges: Edges) -> Any:
+    return make_layout(
+        edges.source, edges.pointer, edges.weight.detach(), edges.degree.detach(), edges.num_sources
+    )
+
+
+def make_layout(
+    source: Tensor, pointer: Tensor, weight: Tensor, degree: Tensor, num_sources: int
+) -> Any:
+    """A compiled layout, which owns a checked copy of its arguments."""
     module = native_module()
     if module is None:
         raise InputError("the native kernel is not built")
     return module.Layout(
-        edges.source.contiguous(),
-        edges.pointer.contiguous(),
-        edges.weight.detach().double().contiguous(),
-        edges.degree.detach().double().contiguous(),
-        edges.num_sources,
+        source.contiguous(),
+        pointer.contiguous(),
+        weight.double().contiguous(),
+        degree.double().contiguous(),
+        num_sources,
     )
 
 

@@ -18,8 +18,9 @@ from torch.nn import functional
 from sheafdeq.derivatives import differentiable_once
 from sheafdeq.edges import Edges
 from sheafdeq.errors import InputError
-from sheafdeq.ops.native_calls import check_tensors, cut, native, native_layout, serves
+from sheafdeq.ops.native_calls import check_tensors, cut, native, serves
 from sheafdeq.ops.native_module import NORM_FLOOR
+from sheafdeq.ops.node_order import step_layout
 from sheafdeq.ops.sheaf_propagate import (
     Layers,
     Tables,
@@ -182,7 +183,7 @@ class _Step(torch.autograd.Function):
         out = calls.empty(*state.shape)
         tanh = calls.empty(*state.shape) if any(ctx.needs_input_grad) else None
         calls.step_forward(
-            native_layout(options.edges),
+            step_layout(options.edges),
             options.d,
             options.q,
             options.pre_norm,
@@ -214,7 +215,7 @@ class _Step(torch.autograd.Function):
         sizes = [parameter.numel() for parameter in parameters]
         parameter_grad = calls.empty(sum(sizes)) if any(ctx.needs_input_grad[2:12]) else None
         calls.step_backward(
-            native_layout(options.edges),
+            step_layout(options.edges),
             options.d,
             options.q,
             options.pre_norm,

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import os
 import platform
-import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 
-from sheafdeq.data.community import community_graph
-from sheafdeq.data.graph import Graph
 from sheafdeq.machine import processor_name
 from sheafdeq.ops.native_module import native_available, native_description
 from sheafdeq.registry import COMMUNITY, build_model
 from sheafdeq.registry import MODELS as REGISTERED
-from sheafdeq.speed.memory import high_water, in_child, memory_in_child
+from sheafdeq.speed.memory import in_child, memory_in_child
+from sheafdeq.speed.scales import ORDERS, SCALES, clock, edge_time_ratio
 from sheafdeq.speed.work import STEPS, Work, community_batch, operation_count
 
 __all__ = [
     "MODELS",
     "OPTIONS",
-    "SCALES",
     "measure",
-    "scale_row",
 ]
 
 
@@ -46,8 +41,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "nsd": {"maps": "full", "layers": STEPS},
     "dnsd": {"maps": "full"},
 }
-
-SCALES = (10**4, 10**5, 10**6, 10**7)
 
 
 def measure(*, quick: bool = False, scale: bool = False) -> dict[str, Any]:
@@ -76,7 +69,7 @@ def measure(*, quick: bool = False, scale: bool = False) -> dict[str, Any]:
                 if name in ("pyg", "reference", "compiled") and round_number >= 3:
                     continue  # slow rows: three runs are enough for a minimum
                 seconds[name] = min(
-                    seconds.get(name, float("inf")), _clock(partial(work.training_pass, name))
+                    seconds.get(name, float("inf")), clock(partial(work.training_pass, name))
                 )
         threads = min(2, os.cpu_count() or 1)
         scaling = None
@@ -86,14 +79,18 @@ def measure(*, quick: bool = False, scale: bool = False) -> dict[str, Any]:
                 for count in pair:
                     torch.set_num_threads(count)
                     work.training_pass("native", warm=True)
-                    pair[count] = min(pair[count], _clock(partial(work.training_pass, "native")))
+                    pair[count] = min(pair[count], clock(partial(work.training_pass, "native")))
             torch.set_num_threads(1)
             seconds["native"] = min(seconds["native"], pair[1])
             seconds[f"native, {threads} threads"] = pair[threads]
             scaling = pair[1] / pair[threads]
         models = _model_rows(graph, 1 if quick else 2)
-        sizes = SCALES[:2] if quick else SCALES[: 4 if scale else 3]
-        growth = [in_child(f"scale:{size}", quick) for size in sizes] if "native" in seconds else []
+        growth, orders = [], []
+        if "native" in seconds:
+            sizes = SCALES[:2] if quick else SCALES
+            kind = "scale-whole" if scale else "scale"
+            growth = [in_child(f"{kind}:{size}", quick) for size in sizes]
+            orders = [] if quick else [in_child(f"order:{graph}", quick) for graph in ORDERS]
     finally:
         torch.set_num_threads(before)
     memory: dict[str, int] = {
@@ -121,6 +118,7 @@ def measure(*, quick: bool = False, scale: bool = False) -> dict[str, Any]:
         ),
         "memory_ratio": memory["pyg"] / max(memory["native"], 1) if "native" in memory else None,
         "thread_scaling": scaling,
+        "edge_time_ratio": edge_time_ratio(growth),
         "growth": max(r["nanoseconds_per_edge"] for r in growth)
         / min(r["nanoseconds_per_edge"] for r in growth)
         if growth
@@ -128,21 +126,17 @@ def measure(*, quick: bool = False, scale: bool = False) -> dict[str, Any]:
         "rows": rows,
         "models": models,
         "scales": growth,
+        "orders": orders,
         "operations": operations,
         "peak_operations_per_second": rate,
         "nodes": graph.num_nodes,
         "edges": graph.num_edges,
         "steps": STEPS,
+        "quick": quick,
         "machine": _machine(),
         "kernel": native_description(),
         "notes": notes,
     }
-
-
-def _clock(work: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
 
 
 def _peak_rate() -> float:
@@ -151,7 +145,7 @@ def _peak_rate() -> float:
     size = 1536
     a, b = torch.rand(size, size), torch.rand(size, size)
     a @ b
-    return 2.0 * size**3 / min(_clock(lambda: a @ b) for _ in range(4))
+    return 2.0 * size**3 / min(clock(lambda: a @ b) for _ in range(4))
 
 
 def _model_rows(graph: Any, repeats: int) -> list[dict[str, Any]]:
@@ -169,45 +163,8 @@ def _model_rows(graph: Any, repeats: int) -> list[dict[str, Any]]:
             model.run(graph).logits.sum().backward()
 
         training_pass()
-        rows.append({"name": name, "seconds": min(_clock(training_pass) for _ in range(repeats))})
+        rows.append({"name": name, "seconds": min(clock(training_pass) for _ in range(repeats))})
     return rows
-
-
-def scale_row(edges: int) -> dict[str, Any]:
-    """Time per edge of a training pass on about ``edges`` stored edges: community graphs side by
-    side.
-
-    Runs in a process of its own, so that the peak is that of this row alone (with the interpreter
-    and PyTorch). Every row is
-    warm: some steps forward and backward come first, so that the tables which live with the graph
-    are there.
-    """
-    torch.set_num_threads(1)
-    part, _ = community_graph(42, level=7)
-    copies = max(1, round(edges / part.num_edges))
-    graph = Graph.union([part] * copies)
-    work = Work(graph)
-    steps = 2 if edges < 10**7 else STEPS
-    step = work.step("native")
-
-    def training_pass(count: int) -> None:
-        state = work.state
-        for _ in range(count):
-            state = step(state, work.drive)
-        work.model.zero_grad(set_to_none=True)
-        state.sum().backward()
-
-    training_pass(min(steps, 2))
-    repeats = max(1, min(20, 2 * 10**6 // edges))
-    seconds = min(_clock(partial(training_pass, steps)) for _ in range(repeats))
-    return {
-        "edges": graph.num_edges,
-        "nodes": graph.num_nodes,
-        "steps": steps,
-        "seconds": seconds,
-        "nanoseconds_per_edge": seconds / steps / graph.num_edges * 1e9,
-        "peak_memory_bytes": high_water(),
-    }
 
 
 def _machine() -> dict[str, Any]:

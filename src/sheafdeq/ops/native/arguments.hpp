@@ -24,6 +24,11 @@ template <class T> struct EdgePass {
   const std::int64_t* pointer = nullptr;  // (n + 1) incoming edges of each target
   const T* weight = nullptr;              // (e)
   const T* inverse_degree = nullptr;      // (n)
+  // The caller's number of a node and of an edge, for rows of the caller's tensors; null: the same
+  const std::int32_t* node_order = nullptr;  // (n)
+  const std::int64_t* edge_order = nullptr;  // (e)
+  std::int64_t given_node(std::int64_t v) const { return node_order ? node_order[v] : v; }
+  std::int64_t given_edge(std::int64_t e) const { return edge_order ? edge_order[e] : e; }
 
   const T* source_hidden = nullptr;  // (m, 2h): source generator | target generator
   const T* target_hidden = nullptr;  // (n, 2h)
@@ -130,6 +135,7 @@ template <class T> struct NodePass {
   int d = 0, q = 0, channels = 0, hidden = 0;
   bool pre_norm = true;
   const T* state = nullptr;                   // (n, d q)
+  const std::int32_t* node_order = nullptr;   // (n) the caller's number of a node, for `state` and `state_grad`; null: the same
   const T* first_columns = nullptr;           // (d q, 4h): first layers transposed: what reads the source | the target
   const T* first_rows = nullptr;              // (4h, d q padded): the same, not transposed
   const T* bias = nullptr;                    // (2h)

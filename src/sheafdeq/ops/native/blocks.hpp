@@ -357,7 +357,9 @@ template <class T, int D> struct MapKernel {
       if (parameters) {
         for (int i = 0; i < 2 * dd; i++) {
           T* bias = partial_bias + i * W;
-          store(bias, load(bias) + (load(block.maps + i * EB) + load(block.maps + i * EB + W)));
+          V sum = load(block.maps + i * EB);
+          SHEAFDEQ_UNROLL for (int v = 1; v < Common::vectors; v++) sum += load(block.maps + i * EB + v * W);
+          store(bias, load(bias) + sum);
         }
         Common::weight_gradient(block.maps, rows, 2 * dd, h, partial);
       }
@@ -694,7 +696,7 @@ template <class T, int D> struct ProductKernel {
 };
 
 template <class T> std::int64_t block_scratch(int d, int hidden, int row) {
-  constexpr std::int64_t W = Lanes<T>::W, EB = 2 * W;
+  constexpr std::int64_t W = Lanes<T>::W, EB = EdgeBlock<T>::EB;
   const std::int64_t dd = static_cast<std::int64_t>(d) * d;
   const std::int64_t maps = 2 * EB * hidden + 2 * dd * (hidden + W), products = 2 * (dd + 1) * W * W;
   return (maps > products ? maps : products) + row;

@@ -1,6 +1,6 @@
 // One pass over the incoming edges of a range of targets, and its derivative.
 //
-// Edges are taken in blocks of EB = two vectors, in target order and across node boundaries, so that chains
+// Edges are taken in blocks of EB = two vectors (one of 64 bytes), in target order and across node boundaries, so that chains
 // and hubs are served alike. Within a block:
 //   1. the two hidden rows of every edge: gather, add, rectify; transposed so that edges lie in the lanes;
 //   2. second layer: one weight broadcast, multiplied into EB edges; no horizontal sum;
@@ -22,7 +22,9 @@ using sheafdeq::EdgeShare;
 template <class T> struct EdgeBlock {
   using V = Vec<T>;
   static constexpr int W = Lanes<T>::W;
-  static constexpr int EB = 2 * W;
+  // With vectors of 64 bytes one is a block: the rows of two would not fit the first-level cache.
+  static constexpr int vectors = vector_bytes == 64 ? 1 : 2;
+  static constexpr int EB = vectors * W;
 
   // One block: its edges. The arrays of a full block are read where they are; the last block is
   // copied and filled up with its last edge at weight zero.
@@ -96,7 +98,7 @@ template <class T> struct EdgeBlock {
         const int y = g + e < block.count ? g + e : block.count - 1;
         a[e] = pass.source_hidden + block.source[g + e] * pass.source_hidden_stride + map * h;
         b[e] = pass.target_hidden + block.target[g + e] * pass.target_hidden_stride + map * h;
-        c[e] = with_edges ? pass.edge_hidden + (e0 + y) * pass.edge_hidden_stride + map * h : nullptr;
+        c[e] = with_edges ? pass.edge_hidden + pass.given_edge(e0 + y) * pass.edge_hidden_stride + map * h : nullptr;
       }
       for (int k = 0; k < h; k += W) {
         V r[W];
@@ -125,19 +127,18 @@ template <class T> struct EdgeBlock {
   template <int R>
   static SHEAFDEQ_INLINE void outputs(const T* __restrict columns, const T* __restrict weight, const T* bias, int h,
                                       T* __restrict out) {
-    V sum[R][2];
-    SHEAFDEQ_UNROLL for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = splat(bias[r]);
+    V sum[R][vectors];
+    SHEAFDEQ_UNROLL for (int r = 0; r < R; r++) SHEAFDEQ_UNROLL for (int v = 0; v < vectors; v++) sum[r][v] = splat(bias[r]);
     for (int k = 0; k < h; k++) {
-      const V x = load(columns + k * EB), y = load(columns + k * EB + W);
+      V x[vectors];
+      SHEAFDEQ_UNROLL for (int v = 0; v < vectors; v++) x[v] = load(columns + k * EB + v * W);
       SHEAFDEQ_UNROLL for (int r = 0; r < R; r++) {
         const V w = splat(weight[r * h + k]);
-        sum[r][0] += w * x;
-        sum[r][1] += w * y;
+        SHEAFDEQ_UNROLL for (int v = 0; v < vectors; v++) sum[r][v] += w * x[v];
       }
     }
-    SHEAFDEQ_UNROLL for (int r = 0; r < R; r++) {
-      store(out + r * EB, sum[r][0]);
-      store(out + r * EB + W, sum[r][1]);
+    SHEAFDEQ_UNROLL for (int r = 0; r < R; r++) SHEAFDEQ_UNROLL for (int v = 0; v < vectors; v++) {
+      store(out + r * EB + v * W, sum[r][v]);
     }
   }
 
@@ -145,6 +146,8 @@ template <class T> struct EdgeBlock {
     const int count = pass.d * pass.d, h = pass.hidden;
     const T *weight = pass.weight_of_map[map], *bias = pass.bias_of_map[map];
     int i = 0;
+    if constexpr (many_registers)
+      for (; i + 9 <= count; i += 9) outputs<9>(columns, weight + i * h, bias + i, h, out + i * EB);
     for (; i + 9 <= count || i + 5 == count; i += 5) outputs<5>(columns, weight + i * h, bias + i, h, out + i * EB);
     for (; i + 4 <= count; i += 4) outputs<4>(columns, weight + i * h, bias + i, h, out + i * EB);
     for (; i + 2 <= count; i += 2) outputs<2>(columns, weight + i * h, bias + i, h, out + i * EB);
@@ -212,7 +215,7 @@ template <class T> struct EdgeBlock {
     }
     if (pass.edge_hidden_grad) {
       for (int r = 0; r < 4 && e + r < block.count; r++) {
-        T* edge = pass.edge_hidden_grad + (e0 + e + r) * pass.edge_hidden_grad_stride + offset;
+        T* edge = pass.edge_hidden_grad + pass.given_edge(e0 + e + r) * pass.edge_hidden_grad_stride + offset;
         SHEAFDEQ_UNROLL for (int v = 0; v < KV; v++) store(edge + v * W, sum[r][v]);
       }
     }
@@ -397,13 +400,15 @@ template <class T, int D> struct EdgeKernel {
   // tanh, shift and drive of one finished row.
   static SHEAFDEQ_NOINLINE void finish(const EdgePass<T>& pass, std::int64_t v, const T* row) {
     const int d = dim(pass), q = pass.step_channels;
-    for (int i = 0; i < d; i++)
-      for (int c = 0; c < q; c += W) {
-        const std::int64_t at = v * d * q + i * q + c;
-        const V t = hyperbolic_tangent<T>(load(row + i * pass.channels + c));
-        if (pass.tanh) store_part(pass.tanh + at, t, q - c);
-        store_part(pass.step + at, t + splat(pass.shift) + load_part(pass.drive + at, q - c), q - c);
+    for (int c = 0; c < q; c += W) {
+      V t[most];  // first all of them: long chains side by side
+      SHEAFDEQ_UNROLL for (int i = 0; i < d; i++) t[i] = hyperbolic_tangent<T>(load(row + i * pass.channels + c));
+      SHEAFDEQ_UNROLL for (int i = 0; i < d; i++) {
+        const std::int64_t at = pass.given_node(v) * d * q + i * q + c;
+        if (pass.tanh) store_part(pass.tanh + at, t[i], q - c);
+        store_part(pass.step + at, t[i] + splat(pass.shift) + load_part(pass.drive + at, q - c), q - c);
       }
+    }
   }
 
   // The gradient that enters a row of `out`, from the gradient of the step.
@@ -411,7 +416,7 @@ template <class T, int D> struct EdgeKernel {
     const int d = dim(pass), q = pass.step_channels;
     for (int i = 0; i < d; i++) {
       for (int c = 0; c < q; c += W) {
-        const std::int64_t at = v * d * q + i * q + c;
+        const std::int64_t at = pass.given_node(v) * d * q + i * q + c;
         const V t = load_part(pass.tanh + at, q - c), g = load_part(pass.step_grad + at, q - c);
         store(row + i * pass.channels + c, g * (splat(T(1)) - t * t));
       }
@@ -691,7 +696,9 @@ template <class T, int D> struct EdgeKernel {
         if (parameters) {
           for (int i = 0; i < dd; i++) {
             T* bias = partial_bias + (map * dd + i) * W;
-            store(bias, load(bias) + (load(a + i * EB) + load(a + i * EB + W)));
+            V sum = load(a + i * EB);
+            SHEAFDEQ_UNROLL for (int v = 1; v < Common::vectors; v++) sum += load(a + i * EB + v * W);
+            store(bias, load(bias) + sum);
           }
           next.request(2 * map);
           Common::weight_gradient(a, rows[map], dd, h, partial + map * dd * h);
@@ -709,7 +716,7 @@ template <class T, int D> struct EdgeKernel {
 };
 
 template <class T> std::int64_t edge_scratch(int d, int hidden, int channels) {
-  constexpr int W = Lanes<T>::W, EB = 2 * W;
+  constexpr int W = Lanes<T>::W, EB = EdgeBlock<T>::EB;
   const std::int64_t forward = EB * static_cast<std::int64_t>(hidden) + d * channels;
   const std::int64_t backward = 3 * EB * static_cast<std::int64_t>(hidden) + 2LL * d * d * (hidden + W);
   return forward > backward ? forward : backward;

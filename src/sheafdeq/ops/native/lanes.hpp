@@ -31,6 +31,13 @@ namespace {
 
 constexpr int vector_bytes = SHEAFDEQ_VECTOR_BYTES;
 
+// Vectors that registers hold at once: decides how large tiles of products are.
+#if SHEAFDEQ_VECTOR_BYTES == 64 || defined(__aarch64__)
+constexpr bool many_registers = true;  // 32
+#else
+constexpr bool many_registers = false;  // 16
+#endif
+
 template <class T> struct Lanes;
 template <> struct Lanes<float> {
   typedef float V __attribute__((vector_size(vector_bytes)));

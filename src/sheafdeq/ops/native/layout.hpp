@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
 #include <map>
 #include <memory>
@@ -29,6 +30,14 @@ struct Plan {
   std::int64_t ghosts = 0;
   std::vector<std::int32_t> ghost_rows;     // rows that have ghosts, ascending
   std::vector<std::int64_t> ghost_pointer;  // ghosts of ghost_rows[i]: m + ghost_pointer[i] and following
+};
+
+// Targets that belong together: no edge leads from one piece to another. A step takes one piece after the other, so that its
+// tables are as large as the largest piece and stay in the caches, however many graphs lie side by side.
+struct Pieces {
+  std::vector<std::int64_t> bounds;  // piece p has the nodes bounds[p] <= v < bounds[p + 1]
+  std::vector<std::int64_t> share;   // thread t has the pieces share[t] <= p < share[t + 1]; empty: threads would idle
+  std::int64_t largest = 0;          // nodes of the largest one
 };
 
 class Layout {
@@ -65,6 +74,16 @@ class Layout {
     weight_double = std::move(weights);
   }
 
+  // Say that position v of this layout is the caller's node nodes[v], and position i its edge edges[i]. Only a step reads rows
+  // of the caller by these numbers.
+  void reorder(std::vector<std::int32_t> nodes, std::vector<std::int64_t> order_of_edges) {
+    check_order(nodes, targets(), "node");
+    check_order(order_of_edges, edges(), "edge");
+    if (sources != targets()) throw std::invalid_argument("only a layout of a whole graph can be reordered");
+    node_order = std::move(nodes);
+    edge_order = std::move(order_of_edges);
+  }
+
   std::int64_t targets() const { return static_cast<std::int64_t>(pointer.size()) - 1; }
   std::int64_t edges() const { return static_cast<std::int64_t>(source.size()); }
 
@@ -78,6 +97,17 @@ class Layout {
     std::unique_ptr<Plan>& plan = plans_[threads];
     if (!plan) plan = std::make_unique<Plan>(make_plan(threads));
     return *plan;
+  }
+
+  // Small graphs are taken together up to this many nodes: their tables then fit the second-level cache.
+  static constexpr std::int64_t piece_nodes = 512;
+
+  // Of a layout with as many sources as targets.
+  const Pieces& pieces(int threads) const {
+    const std::lock_guard<std::mutex> guard(lock_);
+    std::unique_ptr<Pieces>& pieces = pieces_[threads];
+    if (!pieces) pieces = std::make_unique<Pieces>(make_pieces(threads));
+    return *pieces;
   }
 
   // Memory that lives with the layout. Whoever takes it has it alone until it is returned.
@@ -94,11 +124,61 @@ class Layout {
     if (memory_[role].bytes() < memory.bytes()) memory_[role] = std::move(memory);
   }
 
+  std::vector<std::int32_t> node_order;  // empty: as the caller numbers them
+  std::vector<std::int64_t> edge_order;
   std::vector<std::int32_t> source, target;
   std::vector<std::int64_t> pointer;
   std::int64_t sources;
 
  private:
+  template <class I> static void check_order(const std::vector<I>& order, std::int64_t count, const std::string& what) {
+    if (static_cast<std::int64_t>(order.size()) != count) throw std::invalid_argument("one " + what + " for each position is needed");
+    std::vector<bool> seen(static_cast<std::size_t>(count), false);
+    for (const I i : order) {
+      if (i < 0 || i >= count || seen[i]) throw std::invalid_argument("every " + what + " must have one position");
+      seen[i] = true;
+    }
+  }
+
+  Pieces make_pieces(int threads) const {
+    Pieces pieces;
+    const std::int64_t n = targets(), e = edges();
+    // reach[v]: the last node that an edge joins to a node up to v
+    std::vector<std::int32_t> reach(static_cast<std::size_t>(n), 0);
+    for (std::int64_t v = 0; v < n; v++)
+      for (std::int64_t i = pointer[v]; i < pointer[v + 1]; i++) {
+        const std::int64_t u = source[i];
+        std::int32_t& last = reach[std::min(u, v)];
+        last = std::max(last, static_cast<std::int32_t>(std::max(u, v)));
+      }
+    pieces.bounds.push_back(0);
+    std::int64_t last = 0, cut = 0;  // `cut`: where the piece may end
+    for (std::int64_t v = 0; v < n; v++) {
+      last = std::max(last, static_cast<std::int64_t>(reach[v]));
+      if (last > v) continue;
+      if (v + 1 - pieces.bounds.back() > piece_nodes && cut > pieces.bounds.back()) pieces.bounds.push_back(cut);
+      cut = v + 1;
+    }
+    if (pieces.bounds.back() < n) pieces.bounds.push_back(n);
+    const auto count = static_cast<std::int64_t>(pieces.bounds.size()) - 1;
+    for (std::int64_t p = 0; p < count; p++)
+      pieces.largest = std::max(pieces.largest, pieces.bounds[p + 1] - pieces.bounds[p]);
+    // A node costs about as much as eight edges, mostly for its products.
+    auto work = [&](std::int64_t p) { return pointer[pieces.bounds[p]] + 8 * pieces.bounds[p]; };
+    const std::int64_t total = e + 8 * n;
+    std::vector<std::int64_t> share(static_cast<std::size_t>(threads) + 1, count);
+    share[0] = 0;
+    std::int64_t p = 0, most = 0;
+    for (int t = 1; t < threads; t++) {
+      const std::int64_t until = total / threads * t;
+      while (p < count && std::abs(work(p + 1) - until) <= std::abs(work(p) - until)) p++;
+      share[t] = p;
+    }
+    for (int t = 0; t < threads; t++) most = std::max(most, work(share[t + 1]) - work(share[t]));
+    if (most <= total / threads + total / threads / 8) pieces.share = std::move(share);
+    return pieces;
+  }
+
   Plan make_plan(int threads) const {
     Plan plan;
     plan.threads = threads;
@@ -151,6 +231,7 @@ class Layout {
   std::vector<double> weight_double, inverse_double;
   mutable std::mutex lock_;
   mutable std::map<int, std::unique_ptr<Plan>> plans_;
+  mutable std::map<int, std::unique_ptr<Pieces>> pieces_;
   mutable std::map<int, Memory> memory_;
 };
 

@@ -32,7 +32,7 @@ class Memory {
  public:
   Memory() = default;
   explicit Memory(std::size_t bytes) : bytes_(bytes) {
-    const std::size_t alignment = bytes >= huge_page ? huge_page : 64;
+    const std::size_t alignment = bytes >= huge_page / 8 ? huge_page : 64;
     const std::size_t whole = (bytes + 64 + alignment - 1) / alignment * alignment;
     data_ = std::aligned_alloc(alignment, whole);
     if (!data_) throw std::bad_alloc();

@@ -329,6 +329,11 @@ template <class T> class Table {
   T* data_ = nullptr;
 };
 
+// The address of which `table` is `elements` further: rows are then named by their nodes, whichever the first one is.
+template <class T> T* shifted(T* table, std::int64_t elements) {
+  return reinterpret_cast<T*>(reinterpret_cast<std::uintptr_t>(table) - static_cast<std::uintptr_t>(elements) * sizeof(T));
+}
+
 // The parameters of a step in the layout and padding the kernels want, and the shapes that go with them.
 template <class T> struct StepParameters {
   int d, q, h, inputs, hidden, channels, wide;
@@ -395,6 +400,10 @@ template <class T> struct StepParameters {
         mix[i * channels + j] = channel[i * stride[5] + j];
         mix_columns[j * channels + i] = channel[i * stride[5] + j];
       }
+    if (!layout.node_order.empty()) {
+      nodes.node_order = edges.node_order = layout.node_order.data();
+      edges.edge_order = layout.edge_order.data();
+    }
     nodes.d = d;
     nodes.q = q;
     nodes.channels = channels;
@@ -426,32 +435,45 @@ template <class T> struct StepParameters {
   int source_width() const { return 2 * hidden + d * channels; }
 };
 
-// Tables [A | Y] and B of all nodes.
+// Tables [A | Y] and B of some nodes.
 template <class T> struct NodeTables {
   Table<T> source, target;
+  NodeTables(const StepParameters<T>& parameters, const Layout& layout, std::int64_t nodes)
+      : source(layout, source_table, nodes * parameters.source_width()),
+        target(layout, target_table, nodes * 2 * parameters.hidden) {}
+
+  // Let the passes see these tables, of which the first row is that of node `first`.
+  void show(const StepParameters<T>& parameters, std::int64_t first, NodePass<T>& nodes, EdgePass<T>& edges) const {
+    const std::int64_t width = parameters.source_width(), narrow = 2 * parameters.hidden;
+    nodes.source_stride = edges.source_hidden_stride = edges.source_values_stride = edges.own_values_stride = width;
+    nodes.target_stride = edges.target_hidden_stride = narrow;
+    nodes.source = shifted(source.get(), first * width);
+    nodes.target = shifted(target.get(), first * narrow);
+    edges.source_hidden = nodes.source;
+    edges.source_values = edges.own_values = shifted(source.get(), first * width - narrow);
+    edges.target_hidden = nodes.target;
+  }
 };
 
-template <class T> NodeTables<T> node_tables(StepParameters<T>& parameters, const Layout& layout, int threads) {
-  const std::int64_t n = layout.targets();
-  const Kernels<T>& kernels = chosen->kernels(T());
-  NodePass<T> pass = parameters.nodes;
-  pass.source_stride = parameters.source_width();
-  pass.target_stride = 2 * parameters.hidden;
-  NodeTables<T> tables{{layout, source_table, n * pass.source_stride}, {layout, target_table, n * pass.target_stride}};
-  pass.source = tables.source.get();
-  pass.target = tables.target.get();
-  const std::int64_t size = kernels.node_scratch(pass);
-  in_parallel(threads, [&](int t) {
-    kernels.node_forward(pass, n * t / threads, n * (t + 1) / threads, aligned_scratch<T>(size));
-  });
-  EdgePass<T>& edges = parameters.edges;
-  edges.source_hidden = pass.source;
-  edges.source_values = edges.own_values = pass.source + 2 * parameters.hidden;
-  edges.source_hidden_stride = edges.source_values_stride = edges.own_values_stride = pass.source_stride;
-  edges.target_hidden = pass.target;
-  edges.target_hidden_stride = pass.target_stride;
-  return tables;
-}
+// The tables of their gradients, with ghost rows after those of the nodes.
+template <class T> struct GradientTables {
+  Table<T> source, target, own;
+  GradientTables(const StepParameters<T>& parameters, const Layout& layout, std::int64_t nodes, std::int64_t ghosts)
+      : source(layout, source_gradient, (nodes + ghosts) * parameters.source_width()),
+        target(layout, target_gradient, nodes * 2 * parameters.hidden),
+        own(layout, own_gradient, nodes * parameters.d * parameters.channels) {}
+
+  void show(const StepParameters<T>& parameters, std::int64_t first, NodePass<T>& nodes, EdgePass<T>& edges) const {
+    const std::int64_t width = parameters.source_width(), narrow = 2 * parameters.hidden, values = width - narrow;
+    nodes.source_stride = edges.source_grad_stride = width;
+    nodes.target_stride = edges.target_hidden_grad_stride = narrow;
+    nodes.own_grad_stride = edges.own_values_grad_stride = edges.grad_stride = values;
+    nodes.source = edges.source_grad = shifted(source.get(), first * width);
+    nodes.target = edges.target_hidden_grad = shifted(target.get(), first * narrow);
+    edges.own_values_grad = shifted(own.get(), first * values);
+    nodes.own_grad = edges.grad = edges.own_values_grad;
+  }
+};
 
 template <class T> T* contiguous(const Matrix<T>& matrix, std::int64_t rows, std::int64_t columns, const char* name) {
   std::int64_t stride = 0;
@@ -483,17 +505,39 @@ void step_forward(const Layout& layout, int d, int q, bool pre_norm, T shift, Ma
   if (edge_hidden)
     pass.edge_hidden = checked(*edge_hidden, layout.edges(), 2 * parameters.hidden, pass.edge_hidden_stride, "edge_hidden");
   const int threads = threads_for(layout, requested_threads);
+  const Kernels<T>& kernels = chosen->kernels(T());
   nb::gil_scoped_release release;
-  const Plan& plan = layout.plan(threads);
-  const NodeTables<T> tables = node_tables(parameters, layout, threads);
-  const std::int64_t size = chosen->kernels(T()).edge_scratch(d, parameters.hidden, parameters.channels);
-  in_parallel(threads, [&](int t) {
+  const std::int64_t edge_size = kernels.edge_scratch(d, parameters.hidden, parameters.channels);
+  const std::int64_t size = std::max(edge_size, kernels.node_scratch(parameters.nodes));
+  auto edges_of = [&](const EdgePass<T>& edges, std::int64_t first, std::int64_t last) {
     EdgeShare<T> share;
-    share.first = plan.bounds[t];
-    share.last = plan.bounds[t + 1];
+    share.first = first;
+    share.last = last;
     share.scratch = aligned_scratch<T>(size);
-    functions.forward(pass, share);
+    functions.forward(edges, share);
+  };
+  const Pieces& pieces = layout.pieces(threads);
+  if (!pieces.share.empty()) {  // every thread on its own, one piece after the other
+    in_parallel(threads, [&](int t) {
+      const NodeTables<T> tables(parameters, layout, pieces.largest);
+      NodePass<T> nodes = parameters.nodes;
+      EdgePass<T> edges = pass;
+      for (std::int64_t p = pieces.share[t]; p < pieces.share[t + 1]; p++) {
+        const std::int64_t first = pieces.bounds[p], last = pieces.bounds[p + 1];
+        tables.show(parameters, first, nodes, edges);
+        kernels.node_forward(nodes, first, last, aligned_scratch<T>(size));
+        edges_of(edges, first, last);
+      }
+    });
+    return;
+  }
+  const Plan& plan = layout.plan(threads);
+  const NodeTables<T> tables(parameters, layout, n);
+  tables.show(parameters, 0, parameters.nodes, pass);
+  in_parallel(threads, [&](int t) {
+    kernels.node_forward(parameters.nodes, n * t / threads, n * (t + 1) / threads, aligned_scratch<T>(size));
   });
+  in_parallel(threads, [&](int t) { edges_of(pass, plan.bounds[t], plan.bounds[t + 1]); });
 }
 
 // `parameter_grad`, when given, receives the gradients of the ten parameters one after the other, without padding.
@@ -531,52 +575,61 @@ void step_backward(const Layout& layout, int d, int q, bool pre_norm, Matrix<con
 
   const int threads = threads_for(layout, requested_threads);
   nb::gil_scoped_release release;
-  const Plan& plan = layout.plan(threads);
-  const NodeTables<T> tables = node_tables(parameters, layout, threads);
-  const std::int64_t rows = n + plan.ghosts;
-  const Table<T> source_grad(layout, source_gradient, rows * width), target_grad(layout, target_gradient, n * 2 * hidden);
-  const Table<T> own_grad(layout, own_gradient, n * d * channels);
-  pass.slot = plan.slot.empty() ? layout.source.data() : plan.slot.data();
-  pass.source_grad = source_grad.get();
-  pass.source_grad_stride = width;
-  pass.target_hidden_grad = target_grad.get();
-  pass.target_hidden_grad_stride = 2 * hidden;
-  pass.own_values_grad = own_grad.get();
-  pass.own_values_grad_stride = d * channels;
-  pass.grad = own_grad.get();
-  pass.grad_stride = d * channels;
-
-  NodePass<T> nodes = parameters.nodes;
-  nodes.source = source_grad.get();
-  nodes.source_stride = width;
-  nodes.target = target_grad.get();
-  nodes.target_stride = 2 * hidden;
-  nodes.own_grad = own_grad.get();
-  nodes.own_grad_stride = d * channels;
-  nodes.state_grad = state_out;
-
-  const std::int64_t edge_count = 2LL * dd * (hidden + 1), node_count = kernels.node_parameters(nodes);
+  const std::int64_t edge_count = 2LL * dd * (hidden + 1), node_count = kernels.node_parameters(parameters.nodes);
   const std::int64_t count = edge_count + node_count;
   std::vector<double> sums(parameter_out ? static_cast<std::size_t>(threads * count) : 0, 0.0);
-  in_parallel(threads, [&](int t) {
-    const std::int64_t first = rows * t / threads, last = rows * (t + 1) / threads;
-    std::memset(source_grad.get() + first * width, 0, static_cast<std::size_t>((last - first) * width) * sizeof(T));
-  });
-  const std::int64_t edge_size = kernels.edge_scratch(d, hidden, channels);
-  in_parallel(threads, [&](int t) {
+  const std::int64_t size = std::max(kernels.edge_scratch(d, hidden, channels), kernels.node_scratch(parameters.nodes));
+  NodePass<T> nodes = parameters.nodes;  // of the gradients
+  nodes.state_grad = state_out;
+  auto edges_of = [&](const EdgePass<T>& edges, int t, std::int64_t first, std::int64_t last) {
     EdgeShare<T> share;
-    share.first = plan.bounds[t];
-    share.last = plan.bounds[t + 1];
-    share.scratch = aligned_scratch<T>(edge_size);
+    share.first = first;
+    share.last = last;
+    share.scratch = aligned_scratch<T>(size);
     share.parameter_grad = parameter_out ? sums.data() + t * count : nullptr;
-    functions.backward(pass, share);
-  });
-  add_ghosts(plan, n, source_grad.get(), width, width, threads);
-  const std::int64_t node_size = kernels.node_scratch(nodes);
-  in_parallel(threads, [&](int t) {
-    kernels.node_backward(nodes, n * t / threads, n * (t + 1) / threads, aligned_scratch<T>(node_size),
+    functions.backward(edges, share);
+  };
+  auto nodes_of = [&](const NodePass<T>& grads, int t, std::int64_t first, std::int64_t last) {
+    kernels.node_backward(grads, first, last, aligned_scratch<T>(size),
                           parameter_out ? sums.data() + t * count + edge_count : nullptr);
-  });
+  };
+  auto clear = [&](const Table<T>& table, std::int64_t first, std::int64_t last) {
+    std::memset(table.get() + first * width, 0, static_cast<std::size_t>((last - first) * width) * sizeof(T));
+  };
+  const Pieces& pieces = layout.pieces(threads);
+  if (!pieces.share.empty()) {  // every thread on its own, one piece after the other
+    pass.slot = layout.source.data();
+    in_parallel(threads, [&](int t) {
+      const NodeTables<T> tables(parameters, layout, pieces.largest);
+      const GradientTables<T> gradients(parameters, layout, pieces.largest, 0);
+      NodePass<T> again = parameters.nodes, grads = nodes;
+      EdgePass<T> edges = pass;
+      for (std::int64_t p = pieces.share[t]; p < pieces.share[t + 1]; p++) {
+        const std::int64_t first = pieces.bounds[p], last = pieces.bounds[p + 1];
+        tables.show(parameters, first, again, edges);
+        gradients.show(parameters, first, grads, edges);
+        kernels.node_forward(again, first, last, aligned_scratch<T>(size));
+        clear(gradients.source, 0, last - first);
+        edges_of(edges, t, first, last);
+        nodes_of(grads, t, first, last);
+      }
+    });
+  } else {
+    const Plan& plan = layout.plan(threads);
+    const std::int64_t rows = n + plan.ghosts;
+    const NodeTables<T> tables(parameters, layout, n);
+    const GradientTables<T> gradients(parameters, layout, n, plan.ghosts);
+    tables.show(parameters, 0, parameters.nodes, pass);
+    gradients.show(parameters, 0, nodes, pass);
+    pass.slot = plan.slot.empty() ? layout.source.data() : plan.slot.data();
+    in_parallel(threads, [&](int t) {
+      kernels.node_forward(parameters.nodes, n * t / threads, n * (t + 1) / threads, aligned_scratch<T>(size));
+      clear(gradients.source, rows * t / threads, rows * (t + 1) / threads);
+    });
+    in_parallel(threads, [&](int t) { edges_of(pass, t, plan.bounds[t], plan.bounds[t + 1]); });
+    add_ghosts(plan, n, gradients.source.get(), width, width, threads);
+    in_parallel(threads, [&](int t) { nodes_of(nodes, t, n * t / threads, n * (t + 1) / threads); });
+  }
   if (!parameter_out) return;
   for (int t = 1; t < threads; t++)
     for (std::int64_t i = 0; i < count; i++) sums[i] += sums[t * count + i];
@@ -647,11 +700,21 @@ NB_MODULE(_native, module) {
              new (self) Layout(copied<std::int32_t>(source), copied<std::int64_t>(pointer), copied<double>(weight),
                                copied<double>(degree), sources);
            })
+      .def("reorder",
+           [](Layout& self, Row<const std::int64_t> nodes, Row<const std::int64_t> edges) {
+             for (std::size_t i = 0; i < nodes.shape(0); i++)
+               if (nodes.data()[i] < 0 || nodes.data()[i] >= self.targets()) refuse("nodes", "holds a row that does not exist");
+             self.reorder(copied<std::int32_t>(nodes), copied<std::int64_t>(edges));
+           })
+      .def("pieces", [](const Layout& self, int threads) {
+             const Pieces& pieces = self.pieces(threads_for(self, threads));
+             return pieces.share.empty() ? std::size_t(0) : pieces.bounds.size() - 1;
+           })
       .def("ghosts", [](const Layout& self, int threads) { return self.plan(threads_for(self, threads)).ghosts; })
       .def("threads", [](const Layout& self, int threads) { return threads_for(self, threads); });
 
   module.attr("norm_floor") = sheafdeq::norm_floor;
-  module.attr("interface") = 4;  // raised when a call changes; sheafdeq.ops.native_module asks for it
+  module.attr("interface") = 5;  // raised when a call changes; sheafdeq.ops.native_module asks for it
   bind<float>(module, "float");
   bind<double>(module, "double");
   module.def("advise", [](nb::ndarray<nb::device::cpu> tensor) { ask_for_huge_pages(tensor.data(), tensor.nbytes()); });

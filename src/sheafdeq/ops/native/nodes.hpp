@@ -1,7 +1,7 @@
 // The node part of a step: row normalisation, the first layer of both generators, the values, and their derivatives.
 //
-// Nodes are taken in blocks small enough for the first-level cache, and every product is a register tile of
-// 6 rows x 2 vectors. With Z the normalised state and w the stacked first layers,
+// Nodes are taken in blocks small enough for the first-level cache, and every product is a register tile: 8 rows x 3 vectors
+// where there are 32 registers, 4 x 3 or 6 x 2 where there are 16. With Z the normalised state and w the stacked first layers,
 //   A = Z w_source^T,   B = Z w_target^T + bias,   U = H W_2,   Y_i = sum_j W_1[i][j] U_j.
 #pragma once
 
@@ -42,9 +42,10 @@ SHEAFDEQ_INLINE void product_tile(const T* __restrict a, std::int64_t row_step, 
 template <class T, int NV, Start start>
 inline void product_columns(const T* a, std::int64_t row_step, std::int64_t step, const T* b, std::int64_t b_stride, int rows,
                             int depth, const T* bias, T* c, std::int64_t c_stride) {
+  constexpr int R = many_registers ? 8 : NV == 3 ? 4 : 6;
   int r = 0;
-  for (; r + 6 <= rows; r += 6)
-    product_tile<T, 6, NV, start>(a + r * row_step, row_step, step, b, b_stride, depth, bias, c + r * c_stride, c_stride);
+  for (; r + R <= rows; r += R)
+    product_tile<T, R, NV, start>(a + r * row_step, row_step, step, b, b_stride, depth, bias, c + r * c_stride, c_stride);
   for (; r + 2 <= rows; r += 2)
     product_tile<T, 2, NV, start>(a + r * row_step, row_step, step, b, b_stride, depth, bias, c + r * c_stride, c_stride);
   if (r < rows)
@@ -56,10 +57,19 @@ template <class T, Start start>
 inline void product(const T* a, std::int64_t row_step, std::int64_t step, const T* b, std::int64_t b_stride, int rows,
                     int columns, int depth, const T* bias, T* c, std::int64_t c_stride) {
   constexpr int W = Lanes<T>::W;
-  int j = 0;
-  for (; j + 2 * W <= columns; j += 2 * W)
-    product_columns<T, 2, start>(a, row_step, step, b + j, b_stride, rows, depth, bias + j, c + j, c_stride);
-  if (j < columns) product_columns<T, 1, start>(a, row_step, step, b + j, b_stride, rows, depth, bias + j, c + j, c_stride);
+  for (int j = 0; j < columns;) {
+    const int left = (columns - j) / W;  // vectors; four are taken as two and two
+    auto tile = [&](auto vectors) {
+      product_columns<T, vectors, start>(a, row_step, step, b + j, b_stride, rows, depth, bias + j, c + j, c_stride);
+      j += vectors * W;
+    };
+    if (left == 3 || left > 4)
+      tile(std::integral_constant<int, 3>{});
+    else if (left > 1)
+      tile(std::integral_constant<int, 2>{});
+    else
+      tile(std::integral_constant<int, 1>{});
+  }
 }
 
 template <class T> struct NodeKernel {
@@ -69,27 +79,54 @@ template <class T> struct NodeKernel {
 
   static int padded(int width) { return (width + W - 1) / W * W; }
 
-  // Z, and for the backward pass the reciprocal norms (0 where the norm is below the floor).
+  // sum[r] = <x_r, y_r> of rows of q entries that lie q apart. W rows are summed over the lanes at once.
+  static void row_products(const T* x, const T* y, int q, int rows, T* sum) {
+    if (q % W == 0) {
+      for (int r = 0; r < rows; r += W) {
+        Vec<T> part[W];
+        for (int l = 0; l < W; l++) {
+          part[l] = Vec<T>{};
+          if (r + l >= rows) continue;
+          for (int k = 0; k < q; k += W) part[l] += load(x + (r + l) * q + k) * load(y + (r + l) * q + k);
+        }
+        store_part(sum + r, sums<T>(part), rows - r);
+      }
+      return;
+    }
+    for (int r = 0; r < rows; r++) {
+      T total = 0;
+      for (int k = 0; k < q; k++) total += x[r * q + k] * y[r * q + k];
+      sum[r] = total;
+    }
+  }
+
+  // Z, the reciprocal norms, and 0 where the norm is below the floor, else 1. `inverse` and `slope` have room for whole vectors.
   static void normalise(const NodePass<T>& pass, const T* state, int rows, T* out, T* inverse, T* slope) {
     const int q = pass.q;
-    for (int r = 0; r < rows; r++) {
-      const T* x = state + static_cast<std::int64_t>(r) * q;
-      T sum = 0;
-      if (q % W == 0) {
-        Vec<T> part{};
-        for (int c = 0; c < q; c += W) part += load(x + c) * load(x + c);
-        for (int l = 0; l < W; l++) sum += part[l];
-      } else {
-        for (int c = 0; c < q; c++) sum += x[c] * x[c];
-      }
-      const T norm = __builtin_sqrt(sum), floor = T(sheafdeq::norm_floor);
-      const T factor = T(1) / (norm < floor ? floor : norm);
-      for (int c = 0; c < q; c++) out[static_cast<std::int64_t>(r) * q + c] = x[c] * factor;
-      if (inverse) {
-        inverse[r] = factor;
-        slope[r] = norm < floor ? T(0) : T(1);
-      }
+    const Vec<T> floor = splat(T(sheafdeq::norm_floor)), one = splat(T(1));
+    row_products(state, state, q, rows, inverse);
+    for (int r = 0; r < rows; r += W) {
+      const Vec<T> norm = root(load(inverse + r));
+      store(inverse + r, one / (norm < floor ? floor : norm));
+      store(slope + r, norm < floor ? Vec<T>{} : one);
     }
+    for (int r = 0; r < rows; r++) scale(state + static_cast<std::int64_t>(r) * q, inverse[r], q, out + static_cast<std::int64_t>(r) * q);
+  }
+  static SHEAFDEQ_INLINE void scale(const T* x, T factor, int q, T* out) {
+    int k = 0;
+    for (; k + W <= q; k += W) store(out + k, load(x + k) * splat(factor));
+    for (; k < q; k++) out[k] = x[k] * factor;
+  }
+
+  // Rows of the state from node `v` on; gathered into `given` when the caller numbers nodes otherwise.
+  static const T* rows_of(const NodePass<T>& pass, std::int64_t v, int nodes, T* given) {
+    const std::int64_t c = static_cast<std::int64_t>(pass.d) * pass.q;
+    if (!pass.node_order) return pass.state + v * c;
+    for (int r = 0; r < nodes; r++) {
+      const T* row = pass.state + pass.node_order[v + r] * c;
+      for (std::int64_t k = 0; k < c; k++) given[r * c + k] = row[k];
+    }
+    return given;
   }
 
   // U = H W_2 for a block, channels padded.
@@ -100,13 +137,14 @@ template <class T> struct NodeKernel {
 
   static void forward(const NodePass<T>& pass, std::int64_t first, std::int64_t last, T* scratch) {
     const int d = pass.d, q = pass.q, p = pass.channels, c = d * q, h2 = 2 * pass.hidden;
-    T *normal = scratch, *half = normal + NB * c;
+    T *normal = scratch, *half = normal + NB * c, *inverse = half + NB * d * p, *slope = inverse + NB * d + W;
+    T* given = slope + NB * d + W;
     for (std::int64_t v = first; v < last; v += NB) {
       const int nodes = last - v < NB ? static_cast<int>(last - v) : NB;
-      const T* state = pass.state + v * c;
+      const T* state = rows_of(pass, v, nodes, given);
       const T* z = state;
       if (pass.pre_norm) {
-        normalise(pass, state, nodes * d, normal, nullptr, nullptr);
+        normalise(pass, state, nodes * d, normal, inverse, slope);
         z = normal;
       }
       T *source = pass.source + v * pass.source_stride, *target = pass.target + v * pass.target_stride;
@@ -137,9 +175,11 @@ template <class T> struct NodeKernel {
     const int d = pass.d, q = pass.q, p = pass.channels, c = d * q, h2 = 2 * pass.hidden, wide = padded(c);
     T* normal = scratch;             // (NB, wide) Z
     T* z_grad = normal + NB * wide;  // (NB, wide)
-    T* inverse = z_grad + NB * wide; // (NB d)
-    T* slope = inverse + NB * d;
-    T* half = slope + NB * d;            // (NB, d p) U, then its gradient
+    T* inverse = z_grad + NB * wide; // (NB d), each with room for whole vectors
+    T* slope = inverse + NB * d + W;
+    T* along = slope + NB * d + W;       // <gradient of Z, Z> row by row
+    T* given = along + NB * d + W;       // (NB, c) rows of the state, when they do not lie one after the other
+    T* half = given + NB * c;            // (NB, d p) U, then its gradient
     T* half_grad = half + NB * d * p;    // (NB, d p)
     T* state_grad = half_grad + NB * d * p;  // (NB d, p)
     T* sums = state_grad + NB * d * p;
@@ -155,7 +195,7 @@ template <class T> struct NodeKernel {
     int blocks = 0;
     for (std::int64_t v = first; v < last; v += NB) {
       const int nodes = last - v < NB ? static_cast<int>(last - v) : NB;
-      const T* state = pass.state + v * c;
+      const T* state = rows_of(pass, v, nodes, given);
       T *source = pass.source + v * pass.source_stride, *target = pass.target + v * pass.target_stride;
       // Z with padded rows, so that products over c columns may run in whole vectors
       if (pass.pre_norm) {
@@ -188,29 +228,25 @@ template <class T> struct NodeKernel {
             for (int i = 0; i < d; i++) sum += splat(pass.stalk_mixing[i * d + j]) * load(y + i * p + k);
             store(half_grad + (r * d + j) * p + k, sum);
           }
-        for (int i = 0; parameter_grad && i < d; i++)
-          for (int j = 0; j < d; j++) {
-            Vec<T> sum{};
-            for (int k = 0; k < p; k += W) sum += load(y + i * p + k) * load(half + (r * d + j) * p + k);
-            T total = 0;
-            for (int l = 0; l < W; l++) total += sum[l];
-            stalk_sum[i * d + j] += total;
-          }
       }
+      if (parameter_grad) stalk_gradient(d, p, nodes, source + h2, pass.source_stride, half, stalk_sum);
       if (parameter_grad) product<T, Start::add>(state, 1, q, half_grad, p, q, p, nodes * d, half, channel_sum, p);
       product<T, Start::zero>(half_grad, p, 1, pass.channel_mixing_columns, p, nodes * d, p, q, half, state_grad, p);
       // through the normalisation
-      for (int r = 0; r < nodes * d; r++) {
-        const std::int64_t at = static_cast<std::int64_t>(r / d) * wide + (r % d) * q;
-        const T *z = normal + at, *g = z_grad + at, *u = state_grad + r * p;
-        T* out = pass.state_grad + v * c + static_cast<std::int64_t>(r) * q;
-        T along = 0, factor = 1;
-        if (pass.pre_norm) {
-          for (int k = 0; k < q; k++) along += g[k] * z[k];
-          along *= slope[r];
-          factor = inverse[r];
+      if (pass.pre_norm && wide == c) row_products(normal, z_grad, q, nodes * d, along);
+      for (int r = 0; r < nodes; r++) {
+        const T *z = normal + r * wide, *g = z_grad + r * wide, *u = state_grad + r * d * p;
+        if (pass.pre_norm && wide != c) row_products(z, g, q, d, along + r * d);
+        for (int i = 0; i < d; i++) {
+          const int row = r * d + i;
+          const T turn = pass.pre_norm ? along[row] * slope[row] : T(0), factor = pass.pre_norm ? inverse[row] : T(1);
+          const T *zi = z + i * q, *gi = g + i * q, *ui = u + i * p;
+          T* out = pass.state_grad + (pass.node_order ? pass.node_order[v + r] : v + r) * c + i * q;
+          int k = 0;
+          for (; k + W <= q; k += W)
+            store(out + k, load(ui + k) + (load(gi + k) - load(zi + k) * splat(turn)) * splat(factor));
+          for (; k < q; k++) out[k] = ui[k] + (gi[k] - zi[k] * turn) * factor;
         }
-        for (int k = 0; k < q; k++) out[k] = u[k] + (g[k] - z[k] * along) * factor;
       }
       if (++blocks == flush_every) {
         flush();
@@ -218,6 +254,28 @@ template <class T> struct NodeKernel {
       }
     }
     flush();
+  }
+
+  // stalk_sum[i][j] += sum over nodes of <Y gradient_i, U_j>, a row of the sum in registers.
+  static void stalk_gradient(int d, int p, int nodes, const T* y, std::int64_t stride, const T* half, T* stalk_sum) {
+    constexpr int tile = 4;
+    for (int i = 0; i < d; i++)
+      for (int j0 = 0; j0 < d; j0 += tile) {
+        Vec<T> sum[tile];
+        for (int j = 0; j < tile; j++) sum[j] = Vec<T>{};
+        for (int r = 0; r < nodes; r++)
+          for (int k = 0; k < p; k += W) {
+            const Vec<T> x = load(y + r * stride + i * p + k);
+            SHEAFDEQ_UNROLL for (int j = 0; j < tile; j++) {
+              if (j0 + j < d) sum[j] += x * load(half + (r * d + j0 + j) * p + k);
+            }
+          }
+        for (int j = 0; j < tile && j0 + j < d; j++) {
+          T total = 0;
+          for (int l = 0; l < W; l++) total += sum[j][l];
+          stalk_sum[i * d + j0 + j] += total;
+        }
+      }
   }
 
   static void spread(const T* from, int rows, int width, T* to, int stride) {
@@ -229,7 +287,7 @@ template <class T> struct NodeKernel {
 
   static std::int64_t scratch(const NodePass<T>& pass) {
     const std::int64_t wide = padded(pass.d * pass.q), values = pass.d * pass.channels;
-    return NB * (2 * wide + 2 * pass.d + 3 * values) + parameters(pass);
+    return NB * (3 * wide + 3 * pass.d + 3 * values) + 3 * W + parameters(pass);
   }
 };
 

@@ -1,0 +1,96 @@
+"""Where the time of a training pass goes, function by function of the extension, as a record.
+
+    python benchmarks/profile_step.py --out results/profiles/step.json
+
+Samples 20 SheafDEQ steps forward and backward on the six community graphs with `perf` (the system
+clock, so it works on virtual machines, too), one thread. Shares are of the samples inside the
+extension.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from sheafdeq.machine import processor_name
+from sheafdeq.ops.native_module import native_description
+from sheafdeq.records import write_bytes
+from sheafdeq.speed.work import Work, community_batch
+
+PHASES = {
+    "node products": ("product",),
+    "other work on nodes": ("NodeKernel", "finish", "start", "curve_of"),
+    "hidden rows: gather, add, rectify, transpose": ("hidden_of",),
+    "second layer": ("second_layer",),
+    "gradient of hidden rows, added to source and target rows": ("hidden_gradient",),
+    "gradient of the second layer": ("weight_gradient",),
+    "maps: norms, products, derivatives": ("products", "map_gradients", "inner_products"),
+    "messages, their derivatives, asking for rows": ("EdgeKernel",),
+}
+LINE = re.compile(r"\s*([\d.]+)%\s+\[\.\]\s+(.*)")
+
+
+def phase(symbol: str) -> str:
+    name = symbol.replace("(anonymous namespace)::", "").split("<")[0]
+    method = symbol.split("::")[-1]
+    if name.startswith("product") and "Kernel" not in symbol:
+        return "node products"
+    for title, words in PHASES.items():
+        if title != "node products" and any(word in (name, method) for word in words):
+            return title
+    return "other"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--passes", type=int, default=10)
+    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.work:
+        torch.set_num_threads(1)
+        work = Work(community_batch())
+        for _ in range(options.passes):
+            work.training_pass("native")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        data = str(Path(folder) / "perf.data")
+        command = [sys.executable, __file__, "--out", "-", "--work", f"--passes={options.passes}"]
+        record = ["perf", "record", "-q", "-F", "2000", "-e", "cpu-clock", "-o", data]
+        subprocess.run([*record, *command], check=True, stderr=subprocess.DEVNULL)
+        report = ["perf", "report", "-i", data, "--stdio", "--sort", "dso,symbol", "-q"]
+        done = subprocess.run(report, check=True, capture_output=True, text=True)
+    functions = {}
+    for line in done.stdout.splitlines():
+        if "_native." not in line:
+            continue
+        found = LINE.match(re.sub(r"\s_native\S+", "", line))
+        if found:
+            functions[found[2].strip().replace("(anonymous namespace)::", "")] = float(found[1])
+    total = sum(functions.values())
+    if total == 0:
+        sys.exit("perf saw no function of the extension: was it built without symbols?")
+    phases: dict[str, float] = {}
+    for name, share in functions.items():
+        phases[phase(name)] = phases.get(phase(name), 0.0) + share / total
+    result = {
+        "command": f"python benchmarks/profile_step.py --passes {options.passes}",
+        "machine": processor_name(),
+        "kernel": native_description(),
+        "phases": {k: round(v, 3) for k, v in sorted(phases.items(), key=lambda item: -item[1])},
+        "functions": {k: round(v / total, 4) for k, v in functions.items() if v / total >= 0.002},
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(options.out, (json.dumps(result, indent=2) + "\n").encode())
+    print(json.dumps(result["phases"], indent=2))
+
+
+if __name__ == "__main__":
+    main()
