@@ -27,7 +27,16 @@ EVIDENCE = ("runs", "evaluations", "diagnostics", "async", "async_cascade")
 """Folders below ``results`` that tables rest on; pilots, smoke tests and what is superseded lie
 beside them."""
 RESULTS_COMMAND = "sheafdeq tables results --out RESULTS.md --figures docs/figures"
-NAMES = ("community", "distributed", "parameters", "staleness", "predictions", "all", "results")
+NAMES = (
+    "community",
+    "distributed",
+    "real",
+    "parameters",
+    "staleness",
+    "predictions",
+    "all",
+    "results",
+)
 
 
 def configure(commands: Any) -> None:
@@ -110,6 +119,8 @@ def run(options: argparse.Namespace) -> int:
             folders = evidence_folders(root)
         if options.table == "results":
             return write_results(root, folders, options)
+        if options.results is None and options.table == "real" and (root / "real").is_dir():
+            folders = [root / "real"]
         if options.table == "staleness":
             table = tables.staleness_table(async_payloads(folders), full=options.full)
         elif options.table == "predictions":
@@ -123,7 +134,9 @@ def run(options: argparse.Namespace) -> int:
                 print(f"excluded {printable(problem)}", file=sys.stderr)
             summaries = summarise(found.runs)
             _check_metric(options.metric, summaries)
-            if options.table == "all":
+            if options.table == "real":
+                table = tables.real_table(found.runs, full=options.full)
+            elif options.table == "all":
                 table = tables.overview_table(
                     summaries, select, full=options.full, metric=options.metric
                 )

@@ -15,6 +15,9 @@ from sheafdeq.report.tables.paper_table import judged as judged
 from sheafdeq.report.tables.paper_table import paper_table as paper_table
 from sheafdeq.report.tables.parameter_table import parameter_table as parameter_table
 from sheafdeq.report.tables.predictions_table import predictions_table as predictions_table
+from sheafdeq.report.tables.real_table import SplitCell as SplitCell
+from sheafdeq.report.tables.real_table import published_numbers as published_numbers
+from sheafdeq.report.tables.real_table import real_table as real_table
 from sheafdeq.report.tables.render import FORMATS as FORMATS
 from sheafdeq.report.tables.render import grid as grid
 from sheafdeq.report.tables.render import render as render
