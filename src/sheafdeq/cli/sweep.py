@@ -228,6 +228,7 @@ def copy_records(options: argparse.Namespace) -> int:
             damaged.append(str(error))
             continue
         level = "" if record.task.level is None else f"-{record.task.level}"
+        level += "" if record.task.split is None else f"-split{record.task.split}"
         given = "".join(f"-{value}" for value in entry.config.model.options.values())
         name = safe_name(f"{record.task.name}{level}-{record.model.name}{given}-seed{record.seed}")
         target = folder / f"{name}-{record.id[:8]}"
