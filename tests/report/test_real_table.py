@@ -6,7 +6,7 @@ import pytest
 
 from report.report_records import record
 from sheafdeq.cli import main
-from sheafdeq.records import write_sealed
+from sheafdeq.records import read_records, write_sealed
 from sheafdeq.report.tables import published_numbers, real_table, render
 
 
@@ -56,6 +56,12 @@ def test_the_command_reads_a_folder(tmp_path: Path, capsys: pytest.CaptureFixtur
     write_sealed(tmp_path / "one.run.json", run(3, 90.0, 88.25).payload())
     assert main(["tables", "real", "--results", str(tmp_path), "--format", "markdown"]) == 0
     assert "88.2 (1)" in capsys.readouterr().out
+
+
+def test_the_page_is_what_the_records_say():
+    root = Path(__file__).parents[2]
+    table = render(real_table(read_records(root / "results" / "real")), "markdown")
+    assert table in (root / "docs" / "real_graphs.md").read_text(encoding="utf-8")
 
 
 def test_every_published_row_names_a_task():

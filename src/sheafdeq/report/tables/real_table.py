@@ -51,11 +51,11 @@ def real_table(records: Iterable[RunRecord], *, full: bool = False) -> Table:
     configuration in a row of its own.
     """
     known = published_numbers("real")
-    models: list[str] = known["models"]
     tasks = {row["task"] for row in known["rows"]}
     usable = [record for record in records if record.task.name in tasks]
     titles = {record.model.name: record.model.title for record in usable}
-    columns = [titles.get(model, model) for model in models]
+    models = [model for model in known["models"] if model in titles]
+    columns = [titles[model] for model in models]
     rows: list[Row] = []
     for line in known["rows"]:
         found = {model: _configurations(usable, line["task"], model) for model in models}
