@@ -42,17 +42,8 @@ from typing import Any
 from sheafdeq import records
 from sheafdeq.cli import main as sheafdeq
 
-TASK = [
-    "--task",
-    "community",
-    "--level",
-    "10",
-    "--task-set",
-    "nodes=30",
-    "--task-set",
-    "train_seeds=[1]",
-]
-TASK += ["--task-set", "test_seeds=[2]", "--task-set", "k=3"]
+TASK = ["--task", "community", "--level", "10", "--task-set", "nodes=30"]
+TASK += ["--task-set", "train_seeds=[1]", "--task-set", "test_seeds=[2]", "--task-set", "k=3"]
 SWEEP = """
 name = "toy"
 seeds = [42, 43]

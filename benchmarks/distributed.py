@@ -257,28 +257,24 @@ def bound_of(yardstick: Any, metric: Tensor | None, state: Tensor, exact: Tensor
     """Measured distances beside the proved bounds, level by level."""
     if yardstick is None or metric is None:
         return {"above_the_bound": None}
-    bounds, distances = yardstick.bounds(metric.tolist()), []
-    for mine, theirs in zip(
-        state.chunk(yardstick.levels, 1), exact.chunk(yardstick.levels, 1), strict=True
-    ):
-        difference = (
-            (mine.log() - theirs.log()).abs()
-            if yardstick.metric == "thompson"
-            else (mine - theirs).abs()
-        )
-        if yardstick.metric == "block":
-            difference = difference.norm(dim=1, keepdim=True)
-        distances.append(
-            float(
-                (difference if yardstick.weights is None else difference / yardstick.weights).max()
-            )
-        )
+    bounds, distances = yardstick.bounds(metric.tolist()), yardstick.distances(state, exact)
     # The reference itself is exact to about 1e-13 only.
     above = any(distance > bound + 1e-12 for distance, bound in zip(distances, bounds, strict=True))
     return {"distances": distances, "bounds": bounds, "above_the_bound": above}
 
 
 # ---------------------------------------------------------------------- staleness
+
+
+def one_slowed_down(subject: Any, options: argparse.Namespace, **settings: Any) -> Any:
+    """Inference in parts of which the first is slower than the others."""
+    return infer(
+        subject.model,
+        subject.split.graph,
+        options.split_parts,
+        slowdown={0: options.factor},
+        **settings,
+    )
 
 
 def staleness(options: argparse.Namespace) -> dict[str, Any]:
@@ -290,16 +286,14 @@ def staleness(options: argparse.Namespace) -> dict[str, Any]:
     rows = []
     for bound in options.bounds:
         for on_late in ("wait", "report"):
-            found = infer(
-                subject.model,
-                subject.split.graph,
-                options.split_parts,
+            found = one_slowed_down(
+                subject,
+                options,
                 mode="async",
                 steps=5000,
                 tolerance=1e-8,
                 faults=faults,
                 pace=Pace(staleness=bound, on_late=on_late),
-                slowdown={0: options.factor},
                 state=True,
             )
             record = found.record
@@ -343,16 +337,9 @@ def slow(options: argparse.Namespace) -> dict[str, Any]:
         rows = []
         for seconds in options.seconds:
             for mode in ("sync", "async"):
-                found = infer(
-                    subject.model,
-                    subject.split.graph,
-                    options.split_parts,
-                    mode=mode,
-                    steps=10**6,
-                    tolerance=1e-7,
-                    seconds=seconds,
-                    pace=Pace(staleness=16),
-                    slowdown={0: options.factor},
+                limits = {"steps": 10**6, "tolerance": 1e-7, "seconds": seconds}
+                found = one_slowed_down(
+                    subject, options, mode=mode, pace=Pace(staleness=16), **limits
                 )
                 parts = found.record["parts"]
                 rows.append(

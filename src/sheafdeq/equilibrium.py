@@ -18,7 +18,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypedDict, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,7 @@ __all__ = [
     "MaskedReadout",
     "Output",
     "Readout",
+    "Solving",
 ]
 
 EQUILIBRIUM_TOLERANCE = 1e-6
@@ -267,6 +268,15 @@ class ExplicitModel(GraphModel):
         with full_precision(graph.x.device):
             self.check(graph)
             return Output(self.logits(graph))
+
+
+class Solving(TypedDict, total=False):
+    """The options of every equilibrium model: a constructor that hands ``**options`` on to this
+    one has them too, in the registry and on the command line."""
+
+    steps: int
+    solver: str | Solver | None
+    gradient: str | Adjoint
 
 
 class EquilibriumModel(GraphModel):

@@ -10,9 +10,10 @@ conditions (``alpha`` in (0, 1]) are the constructor's own.
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -23,6 +24,7 @@ __all__ = [
     "Limits",
     "OptionType",
     "check_options",
+    "constructor_parameters",
     "option_types",
     "suggestion",
     "unknown_name",
@@ -111,15 +113,35 @@ class OptionType:
         return self.limits.low <= value <= self.limits.high
 
 
+def constructor_parameters(
+    constructor: type,
+) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
+    """Parameters and annotations of a constructor, without self; ``**options`` stands for the
+    named ones of the base class it hands them to."""
+    parameters: dict[str, inspect.Parameter] = {}
+    hints: dict[str, Any] = {}
+    for kind in constructor.__mro__:
+        if "__init__" not in vars(kind):
+            continue
+        own = list(inspect.signature(vars(kind)["__init__"]).parameters.values())[1:]
+        passed_on = [p for p in own if p.kind is p.VAR_KEYWORD]
+        first = not parameters
+        for parameter in own:
+            named = parameter.kind is parameter.KEYWORD_ONLY or first
+            if named and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+                parameters.setdefault(parameter.name, parameter)
+        hints = get_type_hints(vars(kind)["__init__"]) | hints
+        if not passed_on:
+            break
+    return parameters, hints
+
+
 def option_types(
-    function: Callable[..., Any],
+    annotations: Mapping[str, Any],
     defaults: Mapping[str, Any],
     limits: Mapping[str, Limits],
-    hints: Mapping[str, Any] | None = None,
 ) -> dict[str, OptionType]:
-    """Types of the options named in ``defaults``, from the annotations of ``function`` (``hints``
-    go first)."""
-    annotations = {**get_type_hints(function), **(hints or {})}
+    """Types of the options named in ``defaults``, from the annotations of what takes them."""
     found = {}
     for name, default in defaults.items():
         annotation = annotations.get(name, type(default))

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
 from sheafdeq.equilibrium import EquilibriumModel, GraphModel
 from sheafdeq.errors import InputError, OptionError
@@ -27,7 +27,14 @@ from sheafdeq.models.sheaf_deq import SheafDEQ
 from sheafdeq.models.sheaf_relay import SheafRelay
 from sheafdeq.models.strong_attention import StrongAttnDEQ
 from sheafdeq.models.strong_sheaf import StrongSheafDEQ
-from sheafdeq.options import Limits, OptionType, check_options, option_types, unknown_name
+from sheafdeq.options import (
+    Limits,
+    OptionType,
+    check_options,
+    constructor_parameters,
+    option_types,
+    unknown_name,
+)
 from sheafdeq.solvers import Anderson
 from sheafdeq.solvers.fixed_point import FixedPointSolver
 from sheafdeq.user_models import installed_names, use_model, user_class
@@ -109,10 +116,9 @@ class Builder:
 
     def options(self) -> dict[str, Any]:
         """Every option with its default, as JSON writes it."""
-        signature = inspect.signature(self.constructor.__init__)
-        hints = get_type_hints(self.constructor.__init__)
+        parameters, hints = constructor_parameters(self.constructor)
         found: dict[str, Any] = {}
-        for name, parameter in signature.parameters.items():
+        for name, parameter in parameters.items():
             default = self.different.get(name, parameter.default)
             taken = (name in self.sizes and name not in self.different) or name in self.fixed
             if taken or name in (*self.hidden, "solver") or default is inspect.Parameter.empty:
@@ -127,7 +133,7 @@ class Builder:
         """Sizes the task gives and the solver the model brings: options as well, where None leaves
         them as they are. A record holds those that were given."""
         names = [name for name in self.sizes if name not in (*_OF_THE_TASK, *self.different)]
-        parameters = inspect.signature(self.constructor.__init__).parameters
+        parameters, _ = constructor_parameters(self.constructor)
         if "solver" in parameters and "solver" not in (*self.hidden, *self.fixed):
             names += ["solver"] if "tolerance" in parameters else ["solver", "tolerance"]
         return dict.fromkeys(names)
@@ -193,12 +199,10 @@ class ModelSpec:
     @cached_property
     def types(self) -> dict[str, OptionType]:
         """The values every option takes, from the constructor's annotations."""
-        return option_types(
-            self.build.constructor.__init__,
-            {**self.build.settings, **self.options},
-            _LARGEST_OPTIONS,
-            _SETTING_TYPES if "solver" in self.build.settings else None,
-        )
+        _, hints = constructor_parameters(self.build.constructor)
+        if "solver" in self.build.settings:
+            hints |= _SETTING_TYPES
+        return option_types(hints, {**self.build.settings, **self.options}, _LARGEST_OPTIONS)
 
 
 _SHIFTS = tuple({"shift": shift} for shift in (1.2, 1.3, 1.4, 1.6))
@@ -449,9 +453,7 @@ def _user_spec(name: str, constructor: type[GraphModel]) -> ModelSpec:
         "heads": "stalk_dim",
     }
     sizes = {}
-    for key, parameter in inspect.signature(constructor.__init__).parameters.items():
-        if key == "self" or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
-            continue
+    for key, parameter in constructor_parameters(constructor)[0].items():
         if key in (*_ENDS, *_EDGES) or parameter.default is parameter.empty:
             if key not in known:
                 raise OptionError(

@@ -150,14 +150,8 @@ def counterexample() -> SheafDEQ:
 def test_the_counterexample_has_two_limits_from_two_starts(schedule: Schedule) -> None:
     for start, limit in zip(([2.0, 0.1], [0.1, 2.0]), LIMITS, strict=True):
         state = torch.tensor([start, start], dtype=torch.float64)
-        result = simulate(
-            counterexample(),
-            two_node_graph(),
-            schedule,
-            work=400,
-            initial_state=state,
-            tolerance=1e-10,
-        )
+        pair = (counterexample(), two_node_graph())
+        result = simulate(*pair, schedule, work=400, initial_state=state, tolerance=1e-10)
         assert result.status is Status.CONVERGED
         torch.testing.assert_close(result.state, limit.expand(2, 2), rtol=0, atol=1e-7)
 

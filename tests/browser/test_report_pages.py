@@ -69,8 +69,7 @@ def test_filters_by_model_level_protocol_and_words(watched, report):
     )
     page.select_option("#filter-protocol", "other")
     assert eventually(
-        page,
-        lambda: all(row.get_attribute("data-protocol") == "other" for row in rows.all()),
+        page, lambda: all(row.get_attribute("data-protocol") == "other" for row in rows.all())
     )
     page.locator("#filters button").click()
     expect(count).to_have_text(f"{total} runs")

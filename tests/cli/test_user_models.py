@@ -65,6 +65,11 @@ class Demanding(Average):
         super().__init__(in_channels, out_channels, 1)
 
 
+class Handing(Average):
+    def __init__(self, in_channels: int, out_channels: int, *, depth: int = 1, **options) -> None:
+        super().__init__(in_channels, out_channels, 1, **options)
+
+
 class NoModel:
     pass
 '''
@@ -105,6 +110,14 @@ def test_train(run: Path, module: str, tmp_path: Path, capsys: pytest.CaptureFix
     assert json.loads(capsys.readouterr().out)["id"] == run.name
     assert main([*words[:-2], "--set", "gian=0.4", "--json"]) == 2
     assert "did you mean 'gain'" in capsys.readouterr().err
+
+
+def test_options_handed_on_to_the_base_class_are_options(module: str) -> None:
+    name = use_model(f"{module}:Handing")
+    assert model_spec(name).options == {"depth": 1, "gain": 0.5, "steps": 60}
+    assert build_model(name, COMMUNITY, gain=0.25).gain == 0.25
+    with pytest.raises(OptionError, match="a number"):
+        build_model(name, COMMUNITY, gain="much")
 
 
 def test_a_file_cannot_ask_for_code(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -180,12 +180,7 @@ def test_csv(tmp_path):
             graph.edge_attr[:, 0].tolist(),
             strict=True,
         )
-    ) == [
-        (0, 1, 0.5),
-        (1, 2, 1.0),
-        (2, 0, 2.0),
-        (3, 3, 3.0),
-    ]
+    ) == [(0, 1, 0.5), (1, 2, 1.0), (2, 0, 2.0), (3, 3, 3.0)]
     both = task_from_csv(*tables(tmp_path), undirected=True).train.graph
     assert both.num_edges == 7  # the self-loop stays single
     real_targets = (

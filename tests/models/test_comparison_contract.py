@@ -13,6 +13,7 @@ from sheafdeq.equilibrium import EquilibriumModel, GraphModel
 from sheafdeq.errors import InputError
 from sheafdeq.registry import COMMUNITY, MODELS, Shape, build_model, model_spec
 from sheafdeq.testing.contracts import check_model, example_graphs
+from sheafdeq.training.loop import shape_of
 
 SMALL = Shape(in_channels=3, out_channels=2, edge_dim=None, stalk_dim=2, channels=3, steps=4)
 EDGED = Shape(in_channels=3, out_channels=2, edge_dim=2, stalk_dim=2, channels=3, steps=4)
@@ -154,18 +155,9 @@ TASKS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_five_epochs_on_a_small_task(name: str, task_name: str) -> None:
     task = load_task(task_name, **TASKS[task_name])
-    size = task.dimensions
-    shape = Shape(
-        task.in_channels,
-        task.out_channels,
-        task.edge_dim or None,
-        size.stalk,
-        size.channels,
-        size.steps,
-    )
     torch.manual_seed(1)
     options = {"dropout": 0.0} if "dropout" in model_spec(name).options else {}
-    model = build_model(name, shape, **options)
+    model = build_model(name, shape_of(task), **options)
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
     losses = []
     for _ in range(5):

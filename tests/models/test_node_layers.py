@@ -7,16 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import Sequential, global_mean_pool
 
-from sheafdeq import (
-    Graph,
-    SheafCascade,
-    SheafCascadeLayer,
-    SheafDEQ,
-    SheafDEQLayer,
-    Status,
-    certify,
-)
+from sheafdeq import Graph, Status, certify
 from sheafdeq.errors import InputError
+from sheafdeq.models import SheafCascade, SheafCascadeLayer, SheafDEQ, SheafDEQLayer
 
 LAYERS: list[tuple[Any, Any, dict[str, Any]]] = [
     (SheafDEQLayer, SheafDEQ, {"steps": 5}),

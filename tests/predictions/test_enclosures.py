@@ -9,7 +9,7 @@ from torch import nn
 from sheafdeq.layers.gates import gate_by_name
 from sheafdeq.predictions.arithmetic import Interval, Slope, contract, rows_scaled
 from sheafdeq.predictions.below import Box
-from sheafdeq.predictions.gates import gate_range
+from sheafdeq.predictions.gate_ranges import gate_range
 from sheafdeq.predictions.inputs import cascade_inputs
 from sheafdeq.predictions.layer_norm import normalised_rows
 from sheafdeq.predictions.level import LevelEnclosure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sheafdeq.records import RunRecord
+from sheafdeq.records import EVALUATION_SCHEMA, RunRecord
 from sheafdeq.training.config import TrainingConfig
 
 
@@ -79,3 +79,20 @@ def record(
         },
         "test",
     )
+
+
+def evaluation_payload(run, score, label="fresh"):
+    """One run judged on other graphs, as ``sheafdeq evaluate`` writes it."""
+    return {
+        "schema": EVALUATION_SCHEMA,
+        "command": "",
+        "label": label,
+        "run": run.id,
+        "model": {},
+        "seed": run.seed,
+        "task": {},
+        "splits": {"test": {"score": score}},
+        "solves": None,
+        "dtype": "float32",
+        "timing": {},
+    }

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from report.report_records import record
+from report.report_records import evaluation_payload, record
 from sheafdeq.cli import main
 from sheafdeq.cli.tables import RESULTS_COMMAND, evidence_folders, evidence_of
 from sheafdeq.errors import InputError
-from sheafdeq.records import EVALUATION_SCHEMA, write_sealed
+from sheafdeq.records import write_sealed
 from sheafdeq.report.evidence import differences
 from sheafdeq.report.explanations import read_explanations
 from sheafdeq.report.headlines import headlines
@@ -35,22 +35,6 @@ def test_the_page_and_the_readme_are_what_the_records_say():
     assert with_section(readme, lines) == readme
     assert len(lines) == 5
     assert (ROOT / "docs" / "figures" / "results-community.png").is_file()
-
-
-def fresh(run, score):
-    return {
-        "schema": EVALUATION_SCHEMA,
-        "command": "",
-        "label": "fresh",
-        "run": run.id,
-        "model": {},
-        "seed": run.seed,
-        "task": {},
-        "splits": {"test": {"score": score}},
-        "solves": None,
-        "dtype": "float32",
-        "timing": {},
-    }
 
 
 @pytest.fixture
@@ -77,7 +61,7 @@ def results(tmp_path):
         write_sealed(folder / f"{name}.run.json", payload)
     write_sealed(
         folder / "inside.eval.json",
-        {**fresh(runs["inside"], 97.0), "run": "insidexx".ljust(64, "0")},
+        {**evaluation_payload(runs["inside"], 97.0), "run": "insidexx".ljust(64, "0")},
     )
     return folder
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from report.report_records import record
-from sheafdeq.records import EVALUATION_SCHEMA, EvaluationRecord
+from report.report_records import evaluation_payload, record
+from sheafdeq.records import EvaluationRecord
 from sheafdeq.report.collection import Collection
 from sheafdeq.report.evidence import Evidence
 from sheafdeq.report.explanations import Explanations
@@ -53,22 +53,7 @@ def evidence_of(records, evaluations=()):
 
 
 def evaluation(run, label, score):
-    return EvaluationRecord.parse(
-        {
-            "schema": EVALUATION_SCHEMA,
-            "command": "",
-            "label": label,
-            "run": run.id,
-            "model": {},
-            "seed": run.seed,
-            "task": {},
-            "splits": {"test": {"score": score}},
-            "solves": None,
-            "dtype": "float32",
-            "timing": {},
-        },
-        "test",
-    )
+    return EvaluationRecord.parse(evaluation_payload(run, score, label), "test")
 
 
 def configs(preset, title):

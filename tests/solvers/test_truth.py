@@ -77,10 +77,7 @@ def slow_and_fast(rates, cotangents, adjoint, partition=ONE_GRAPH):
     theta = torch.ones_like(rates).requires_grad_()
     start = theta.detach() / (1 - rates)
     solution = adjoint.solve(
-        lambda z: rates * z + theta,
-        start,
-        Picard(steps=1),
-        partition=partition,
+        lambda z: rates * z + theta, start, Picard(steps=1), partition=partition
     )
     cotangent = torch.as_tensor(cotangents, dtype=DOUBLE).unsqueeze(1)
     solution.value.backward(cotangent)

@@ -25,7 +25,7 @@ from sheafdeq.training.engines import local
 from sheafdeq.training.engines.job_process import (
     EXIT_STORE,
     EXIT_SUSPENDED,
-    Limits,
+    RunLimits,
     attempt,
     write_plan,
 )
@@ -208,12 +208,12 @@ def test_a_store_that_vanishes_is_not_made_anew(small, tmp_path):
     assert not folder.exists()
 
 
-def test_a_worker_that_cannot_write_says_so(small, tmp_path, monkeypatch, capsys):
-    store = RunStore(tmp_path / "store")
+def planned_here(store, entries):
+    """The plan a driver would write for its workers."""
     plan = store.folder(".plans") / "plan.json"
     write_plan(
         plan,
-        [Entry(small(), identify(small()))],
+        entries,
         store=str(store.root),
         invocation="x",
         driver=os.getppid(),
@@ -222,6 +222,12 @@ def test_a_worker_that_cannot_write_says_so(small, tmp_path, monkeypatch, capsys
         counter="",
         checkpoint_seconds=30.0,
     )
+    return plan
+
+
+def test_a_worker_that_cannot_write_says_so(small, tmp_path, monkeypatch, capsys):
+    store = RunStore(tmp_path / "store")
+    plan = planned_here(store, [Entry(small(), identify(small()))])
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(os, "fsync", full)
     try:
@@ -346,14 +352,14 @@ def test_plans_of_killed_drivers_are_removed_and_those_of_living_ones_stay(tmp_p
 
 
 def test_time_budgets_do_not_depend_on_the_wall_clock(monkeypatch):
-    limits = Limits(Budget(), time.monotonic() + 3600, None, None)
+    limits = RunLimits(Budget(), time.monotonic() + 3600, None, None)
     monkeypatch.setattr(time, "time", lambda: 1e12)
     assert limits.reason() is None
-    assert "time" in Limits(Budget(), time.monotonic() - 1, None, None).reason()
+    assert "time" in RunLimits(Budget(), time.monotonic() - 1, None, None).reason()
 
 
 def test_a_driver_elsewhere_ends_the_time_by_a_file(tmp_path):
-    limits = Limits(Budget(), None, None, None, stop=tmp_path / "stop")
+    limits = RunLimits(Budget(), None, None, None, stop=tmp_path / "stop")
     assert limits.reason() is None
     (tmp_path / "stop").touch()
     assert "time" in limits.reason()
@@ -409,18 +415,7 @@ def test_a_signal_after_the_last_epoch_is_not_lost(small, tmp_path):
 def test_a_worker_told_to_stop_between_two_runs_stops(small, tmp_path, monkeypatch):
     store = RunStore(tmp_path)
     entries = [Entry(small(seed=seed), identify(small(seed=seed))) for seed in (1, 2)]
-    plan = store.folder(".plans") / "plan.json"
-    write_plan(
-        plan,
-        entries,
-        store=str(store.root),
-        invocation="x",
-        driver=os.getppid(),
-        deadline=None,
-        budget_epochs=None,
-        counter="",
-        checkpoint_seconds=30.0,
-    )
+    plan = planned_here(store, entries)
 
     def first_then_signal(entry, *arguments):
         result = attempt(entry, *arguments)

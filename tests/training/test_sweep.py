@@ -19,7 +19,7 @@ from sheafdeq.errors import InputError, UsageError
 from sheafdeq.records import read_record, read_records, without_timing
 from sheafdeq.registry import MODELS
 from sheafdeq.training.config import TrainingConfig
-from sheafdeq.training.engines.job_process import EXIT_SUSPENDED, Limits, attempt, write_plan
+from sheafdeq.training.engines.job_process import EXIT_SUSPENDED, RunLimits, attempt, write_plan
 from sheafdeq.training.engines.job_process import main as work
 from sheafdeq.training.engines.local import run_local
 from sheafdeq.training.run import train
@@ -252,10 +252,10 @@ def test_epoch_budget_suspends_and_the_next_call_continues(grid, tmp_path):
 
 
 def test_limits_know_a_dead_driver_and_a_spent_budget(tmp_path):
-    assert Limits(Budget(), None, None, os.getppid()).reason() is None
-    assert "gone" in Limits(Budget(), None, None, -1).reason()
-    assert "time" in Limits(Budget(), time.monotonic() - 1, None, None).reason()
-    limits = Limits(Budget(epochs=2), None, tmp_path / "counter", None)
+    assert RunLimits(Budget(), None, None, os.getppid()).reason() is None
+    assert "gone" in RunLimits(Budget(), None, None, -1).reason()
+    assert "time" in RunLimits(Budget(), time.monotonic() - 1, None, None).reason()
+    limits = RunLimits(Budget(epochs=2), None, tmp_path / "counter", None)
     assert limits(None) is None
     assert "epoch" in limits(None)
 

@@ -30,14 +30,14 @@ from sheafdeq.data.graph import Graph
 from sheafdeq.equilibrium import EquilibriumModel
 from sheafdeq.models.ignn import IGNN
 
-__all__ = ["ATTACKS", "Attack", "draw_attack"]
+__all__ = ["ATTACKS", "AttackCase", "draw_attack"]
 
 PROVED = frozenset({Verdict.CERTIFIED, Verdict.REFUTED})
 LIES = frozenset({*PROVED, Verdict.TWO_CANDIDATES})
 
 
 @dataclass(frozen=True, eq=False)
-class Attack:
+class AttackCase:
     """One hostile draw. ``forbidden`` verdicts would be false, for the reason ``because``."""
 
     name: str
@@ -51,7 +51,7 @@ class Attack:
     twin: EquilibriumModel | None = None  # a model that must get the same verdict and rate
 
 
-def draw_attack(name: str, number: int, seed: int = 0, only: type | None = None) -> Attack:
+def draw_attack(name: str, number: int, seed: int = 0, only: type | None = None) -> AttackCase:
     """The attack of this name in one draw."""
     model, graph = draw_problem(number, seed, only)
     generator = torch.Generator().manual_seed(seed * 7_919 + number)
@@ -66,24 +66,24 @@ def _chosen(options: list[Any], generator: torch.Generator) -> Any:
     return options[int(_uniform(generator) * len(options))]
 
 
-def _random(model: EquilibriumModel, graph: Graph, generator: torch.Generator) -> Attack:
-    return Attack("random", model, graph)
+def _random(model: EquilibriumModel, graph: Graph, generator: torch.Generator) -> AttackCase:
+    return AttackCase("random", model, graph)
 
 
 # ---------------------------------------------------------------------- numbers
 
 
-def _non_finite(model: EquilibriumModel, graph: Graph, generator: torch.Generator) -> Attack:
+def _non_finite(model: EquilibriumModel, graph: Graph, generator: torch.Generator) -> AttackCase:
     name, parameter = _chosen(
         [pair for pair in model.named_parameters() if pair[1].numel()], generator
     )
     value = _chosen([float("nan"), float("inf"), float("-inf")], generator)
     with torch.no_grad():
         parameter.view(-1)[int(_uniform(generator) * parameter.numel())] = value
-    return Attack("non-finite", model, graph, f"parameter {name} holds {value}", LIES)
+    return AttackCase("non-finite", model, graph, f"parameter {name} holds {value}", LIES)
 
 
-def _extreme(model: EquilibriumModel, graph: Graph, generator: torch.Generator) -> Attack:
+def _extreme(model: EquilibriumModel, graph: Graph, generator: torch.Generator) -> AttackCase:
     reach = _chosen([20.0, 160.0, 300.0], generator)
 
     def scaled(values: Tensor) -> Tensor:
@@ -104,23 +104,23 @@ def _extreme(model: EquilibriumModel, graph: Graph, generator: torch.Generator) 
     if _uniform(generator) < 0.3:
         x, edges = scaled(graph.x), torch.stack([graph.source, graph.target])
         graph = Graph.build(x, edges, graph.edge_attr)
-    return Attack("extreme", model, graph, resolved=False)
+    return AttackCase("extreme", model, graph, resolved=False)
 
 
-def _float32(model: EquilibriumModel, graph: Graph, generator: torch.Generator) -> Attack:
-    return Attack("float32", model.float(), graph.to(torch.float32))
+def _float32(model: EquilibriumModel, graph: Graph, generator: torch.Generator) -> AttackCase:
+    return AttackCase("float32", model.float(), graph.to(torch.float32))
 
 
 # ---------------------------------------------------------------------- not the map the proof is
 # about
 
 
-def _subclass(model: EquilibriumModel, graph: Graph, generator: torch.Generator) -> Attack:
+def _subclass(model: EquilibriumModel, graph: Graph, generator: torch.Generator) -> AttackCase:
     change = _chosen(
         [_other_step, _other_method, _patched, _hooked, _other_gate, _harmless, _harmless],
         generator,
     )
-    result: Attack = change(model, graph, generator)
+    result: AttackCase = change(model, graph, generator)
     return result
 
 
@@ -133,7 +133,7 @@ def _derived(model: EquilibriumModel, **methods: Any) -> EquilibriumModel:
     return model
 
 
-def _other_step(model: EquilibriumModel, graph: Graph, generator: torch.Generator) -> Attack:
+def _other_step(model: EquilibriumModel, graph: Graph, generator: torch.Generator) -> AttackCase:
     """A step with two equilibria, or none."""
     kind = type(model)
 
@@ -141,12 +141,12 @@ def _other_step(model: EquilibriumModel, graph: Graph, generator: torch.Generato
         image = kind.step(self, state, context)
         return image * (state / state.abs().mean().clamp(min=1e-300)).square()
 
-    return Attack(
+    return AttackCase(
         "subclass", _derived(model, step=step), graph, "a subclass overrides step", PROVED
     )
 
 
-def _other_method(model: EquilibriumModel, graph: Graph, generator: torch.Generator) -> Attack:
+def _other_method(model: EquilibriumModel, graph: Graph, generator: torch.Generator) -> AttackCase:
     """Any method or property the map may use, replaced by one that does the same: the proof cannot
     know that it does."""
     names = [
@@ -170,12 +170,12 @@ def _other_method(model: EquilibriumModel, graph: Graph, generator: torch.Genera
         return original(self, *arguments, **options)
 
     new = property(original.fget) if isinstance(original, property) else method
-    return Attack(
+    return AttackCase(
         "subclass", _derived(model, **{name: new}), graph, f"a subclass overrides {name}", PROVED
     )
 
 
-def _patched(model: EquilibriumModel, graph: Graph, generator: torch.Generator) -> Attack:
+def _patched(model: EquilibriumModel, graph: Graph, generator: torch.Generator) -> AttackCase:
     name = _chosen(
         ["step", "prepare", "local_step"] if hasattr(model, "local_step") else ["step", "prepare"],
         generator,
@@ -184,34 +184,36 @@ def _patched(model: EquilibriumModel, graph: Graph, generator: torch.Generator) 
     setattr(
         model, name, types.MethodType(lambda self, *arguments: original(self, *arguments), model)
     )
-    return Attack("subclass", model, graph, f"{name} was replaced on the object", PROVED)
+    return AttackCase("subclass", model, graph, f"{name} was replaced on the object", PROVED)
 
 
-def _hooked(model: EquilibriumModel, graph: Graph, generator: torch.Generator) -> Attack:
+def _hooked(model: EquilibriumModel, graph: Graph, generator: torch.Generator) -> AttackCase:
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if not layers:
         return _other_step(model, graph, generator)
     _chosen(layers, generator).register_forward_hook(_tripled)
-    return Attack("subclass", model, graph, "a submodule has a forward hook", PROVED)
+    return AttackCase("subclass", model, graph, "a submodule has a forward hook", PROVED)
 
 
 def _tripled(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
     return 3 * output
 
 
-def _other_gate(model: Any, graph: Graph, generator: torch.Generator) -> Attack:
+def _other_gate(model: Any, graph: Graph, generator: torch.Generator) -> AttackCase:
     if not hasattr(model, "gate"):
         return _other_step(model, graph, generator)
     action = "of_parts" if hasattr(model.gate, "of_parts") else "apply"
     model.gate = replace(model.gate, kernel=None, **{action: _published_tanh})
-    return Attack("subclass", model, graph, "the gate's action is not the one of its name", PROVED)
+    return AttackCase(
+        "subclass", model, graph, "the gate's action is not the one of its name", PROVED
+    )
 
 
 def _published_tanh(first: Tensor, second: Tensor) -> Tensor:
     return torch.tanh(first - second)
 
 
-def _harmless(model: EquilibriumModel, graph: Graph, generator: torch.Generator) -> Attack:
+def _harmless(model: EquilibriumModel, graph: Graph, generator: torch.Generator) -> AttackCase:
     """A subclass with another readout, start or helper keeps its certificate."""
     import copy
 
@@ -225,14 +227,14 @@ def _harmless(model: EquilibriumModel, graph: Graph, generator: torch.Generator)
         ],
         generator,
     )
-    return Attack("subclass", _derived(model, **change), graph, twin=twin)
+    return AttackCase("subclass", _derived(model, **change), graph, twin=twin)
 
 
 # ---------------------------------------------------------------------- known truths beside a
 # threshold
 
 
-def _threshold(model: EquilibriumModel, graph: Graph, generator: torch.Generator) -> Attack:
+def _threshold(model: EquilibriumModel, graph: Graph, generator: torch.Generator) -> AttackCase:
     away = _chosen([-1.0, 0.0, 1.0], generator) * 10.0 ** (-1 - 15 * _uniform(generator))
     return (_bifurcation if _uniform(generator) < 0.7 else _column_sums)(away, generator)
 
@@ -248,7 +250,7 @@ def _regular_graph(generator: torch.Generator) -> Graph:
     return Graph.build(torch.zeros(n, 1, dtype=torch.float64), edges)
 
 
-def _bifurcation(away: float, generator: torch.Generator) -> Attack:
+def _bifurcation(away: float, generator: torch.Generator) -> AttackCase:
     """Theorem 13, Corollary 14: one fixed point up to gain 1/2 (the difference of the channels
     shrinks strictly), three above."""
     gain = BIFURCATION + away
@@ -256,25 +258,18 @@ def _bifurcation(away: float, generator: torch.Generator) -> Attack:
     family = counterexample(
         gain, shift, int(1 + 2 * _uniform(generator)), _regular_graph(generator)
     )
-    if gain > BIFURCATION:
-        return Attack(
-            "threshold",
-            family.model(),
-            family.graph,
-            f"gain {gain!r}: three equilibria",
-            frozenset({Verdict.CERTIFIED}),
-            True,
-        )
-    return Attack(
+    three = gain > BIFURCATION
+    return AttackCase(
         "threshold",
         family.model(),
         family.graph,
-        f"gain {gain!r}: one equilibrium",
-        frozenset({Verdict.REFUTED}),
+        f"gain {gain!r}: {'three equilibria' if three else 'one equilibrium'}",
+        frozenset({Verdict.CERTIFIED if three else Verdict.REFUTED}),
+        three,
     )
 
 
-def _column_sums(away: float, generator: torch.Generator) -> Attack:
+def _column_sums(away: float, generator: torch.Generator) -> AttackCase:
     """IGNN with W = s I and no drive on an undirected graph: a line of fixed points at s = 1, and
     divergence above."""
     graph = _regular_graph(generator)
@@ -285,10 +280,10 @@ def _column_sums(away: float, generator: torch.Generator) -> Attack:
             parameter.zero_()
         model.recurrent.copy_(size * torch.eye(2, dtype=torch.float64))
     forbidden = frozenset({Verdict.CERTIFIED}) if size >= 1.0 else frozenset({Verdict.REFUTED})
-    return Attack("threshold", model, graph, f"column sums {size!r}", forbidden)
+    return AttackCase("threshold", model, graph, f"column sums {size!r}", forbidden)
 
 
-ATTACKS: dict[str, Callable[[EquilibriumModel, Graph, torch.Generator], Attack]] = {
+ATTACKS: dict[str, Callable[[EquilibriumModel, Graph, torch.Generator], AttackCase]] = {
     "random": _random,
     "non-finite": _non_finite,
     "extreme": _extreme,

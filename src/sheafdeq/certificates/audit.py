@@ -18,16 +18,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from sheafdeq.certificates.adversary import ATTACKS, Attack, draw_attack
-from sheafdeq.certificates.certificate import (
-    Assumption,
-    Certificate,
-    Domain,
-    Level,
-    Metric,
-    Verdict,
-    Witness,
-)
+from sheafdeq.certificates.adversary import ATTACKS, AttackCase, draw_attack
+from sheafdeq.certificates.certificate import Certificate, Domain, Level, Metric, Verdict, Witness
 from sheafdeq.certificates.contradiction import check_certificate
 from sheafdeq.certificates.draws import draw_problem
 from sheafdeq.certificates.examine import is_positive
@@ -35,6 +27,7 @@ from sheafdeq.certificates.judgement import certify
 from sheafdeq.certificates.problem import Effort, Problem
 from sheafdeq.certificates.refute import random_starts, settle
 from sheafdeq.certificates.rule import Prover, rule_for
+from sheafdeq.certificates.rules.pieces import certified
 from sheafdeq.data.graph import Graph
 from sheafdeq.equilibrium import EquilibriumModel
 from sheafdeq.models.sheaf_deq import SheafDEQ
@@ -45,7 +38,7 @@ __all__ = [
     "AUDIT_EFFORT",
     "SCHEDULE",
     "AuditReport",
-    "Violation",
+    "Contradiction",
     "audit",
     "careless",
     "check_certificate",
@@ -77,7 +70,7 @@ Certifier = Callable[..., Certificate]
 
 
 @dataclass(frozen=True)
-class Violation:
+class Contradiction:
     """A certificate and what contradicts it."""
 
     draw: int
@@ -95,7 +88,7 @@ class AuditReport:
     attacks: Counter[str] = field(default_factory=Counter)
     verdicts: Counter[str] = field(default_factory=Counter)
     tightest: float = 0.0  # largest observed ratio / certified rate
-    violations: list[Violation] = field(default_factory=list)
+    violations: list[Contradiction] = field(default_factory=list)
 
     def __str__(self) -> str:
         counts = ", ".join(f"{name} {count}" for name, count in sorted(self.verdicts.items()))
@@ -146,14 +139,16 @@ def audit(
             contradiction = f"ended in {type(error).__name__}: {error}"
             report.verdicts[f"{title} exception"] += 1
         if contradiction is not None:
-            report.violations.append(Violation(number, attack.name, title, claim, contradiction))
+            report.violations.append(
+                Contradiction(number, attack.name, title, claim, contradiction)
+            )
         if progress is not None:
             progress(number, report)
     return report
 
 
 def _judge(
-    certificate: Certificate, attack: Attack, certifier: Certifier, options: dict[str, object]
+    certificate: Certificate, attack: AttackCase, certifier: Certifier, options: dict[str, object]
 ) -> tuple[float, str | None]:
     """(observed ratio / rate, what is wrong with the answer to this attack)."""
     json.dumps(certificate.to_json(), allow_nan=False)
@@ -199,17 +194,7 @@ def wrong_sheaf_rule(problem: Problem) -> Certificate:
     rate = mu(model.shift).upper
     if rate >= 1.0:
         return Certificate(Verdict.NOT_CERTIFIED, Level.NONE, problem.title, problem.place)
-    return Certificate(
-        Verdict.CERTIFIED,
-        Level.GLOBAL,
-        problem.title,
-        problem.place,
-        rate,
-        Metric("thompson"),
-        Domain("positive"),
-        grounds="the published Theorem 3.2 (refuted)",
-        assumptions=(Assumption("mu(beta) below 1", rate, 1.0),),
-    )
+    return _wrongly_certified(problem, rate, "the published Theorem 3.2 (refuted)")
 
 
 def wrong_attention_rule(problem: Problem) -> Certificate:
@@ -218,17 +203,12 @@ def wrong_attention_rule(problem: Problem) -> Certificate:
     model = problem.model
     assert isinstance(model, StrongAttnDEQ)
     rate = model.gate.coefficient(model.shift).upper
-    return Certificate(
-        Verdict.CERTIFIED,
-        Level.GLOBAL,
-        problem.title,
-        problem.place,
-        rate,
-        Metric("thompson"),
-        Domain("positive"),
-        grounds="Theorem 24 without its D (wrong)",
-        assumptions=(Assumption("m(beta) below 1", rate, 1.0),),
-    )
+    return _wrongly_certified(problem, rate, "Theorem 24 without its D (wrong)")
+
+
+def _wrongly_certified(problem: Problem, rate: float, grounds: str) -> Certificate:
+    everywhere = (Metric("thompson"), Domain("positive"))
+    return certified(problem, Level.GLOBAL, rate, *everywhere, grounds, ())
 
 
 def careless(model: EquilibriumModel, graph: Graph, *, effort: Effort, seed: int) -> Certificate:

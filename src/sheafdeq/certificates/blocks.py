@@ -40,12 +40,6 @@ class BlockMatrix:
         messages = torch.bmm(self.edge, vector[self.edges.source].unsqueeze(-1)).squeeze(-1)
         return out.index_add(0, self.edges.target, messages)
 
-    def apply_transposed(self, vector: Tensor) -> Tensor:
-        """M^T x for x (n, c)."""
-        out = torch.bmm(vector.unsqueeze(1), self.own).squeeze(1)
-        messages = torch.bmm(vector[self.edges.target].unsqueeze(1), self.edge).squeeze(1)
-        return out.index_add(0, self.edges.source, messages)
-
     def scale(self, rows: Tensor, columns: Tensor) -> BlockMatrix:
         """diag(rows) M diag(columns), both (n, c)."""
         source, target = self.edges.source, self.edges.target

@@ -22,11 +22,11 @@ from sheafdeq.certificates.interval import Interval, scaled_up
 from sheafdeq.certificates.sheaf_enclosure import SheafEnclosure
 from sheafdeq.errors import InputError
 
-__all__ = ["Box", "global_box"]
+__all__ = ["InvariantBox", "global_box"]
 
 
 @dataclass(frozen=True, eq=False)
-class Box:
+class InvariantBox:
     """The last box examined. ``rate`` below one is a proof; otherwise it is only the bound that was
     reached."""
 
@@ -52,13 +52,13 @@ def _widened(centre: Tensor, width: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def global_box(enclosure: SheafEnclosure, *, rounds: int = 60, patience: int = 3) -> Box:
+def global_box(enclosure: SheafEnclosure, *, rounds: int = 60, patience: int = 3) -> InvariantBox:
     """Shrink the invariant box until the rate over it is below one and stops improving, or until
     nothing shrinks any more."""
     centre, width = enclosure.invariant_box()
     width = width.clamp(min=1e-9)
     first, stale = float("inf"), 0
-    box = Box(centre, width, _widened(centre, width), float("inf"), 0, float("inf"))
+    box = InvariantBox(centre, width, _widened(centre, width), float("inf"), 0, float("inf"))
     for k in range(rounds):
         weights = _widened(centre, width)
         try:
@@ -72,7 +72,7 @@ def global_box(enclosure: SheafEnclosure, *, rounds: int = 60, patience: int = 3
         # proved already, and hardly better here
         if box.rate < 1.0 and 1.0 - enclosed.rate < 1.1 * (1.0 - box.rate):
             return box
-        box = Box(centre, width, weights, enclosed.rate, k, first)
+        box = InvariantBox(centre, width, weights, enclosed.rate, k, first)
         if not torch.isfinite(enclosed.rates).all():
             return box
         # log T over the box twice: by values, and from the centre by the slope bound.

@@ -39,22 +39,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sheafdeq.certificates import normalisation
+from sheafdeq.certificates import slope as slope_rules
 from sheafdeq.certificates.blocks import BlockMatrix
 from sheafdeq.certificates.interval import EPSILON, Interval, matmul, scaled_up
-from sheafdeq.certificates.normalisation import (
-    jumps_inside,
-    normalised_rows,
-    unit_map,
-    unit_map_slope,
-)
-from sheafdeq.certificates.slope import (
-    EdgeSum,
-    Slope,
-    choose,
-    mean_value,
-    scaled_by_inverse,
-    stacked,
-)
+from sheafdeq.certificates.slope import EdgeSum, Slope, mean_value
 from sheafdeq.errors import InputError
 from sheafdeq.models.sheaf_deq import SheafContext, SheafDEQ
 
@@ -196,7 +185,12 @@ class SheafEnclosure:
             at_box, to_source, to_target = self._edges_with_slopes(
                 box, at_middle, slopes, radius, part
             )
-            jumps[target[jumps_inside(at_box.raw[0]) | jumps_inside(at_box.raw[1])]] = True
+            jumps[
+                target[
+                    normalisation.jumps_inside(at_box.raw[0])
+                    | normalisation.jumps_inside(at_box.raw[1])
+                ]
+            ] = True
             for nodes, edges, messages, diagonals in (
                 (middle, at_middle, received_middle, grams_middle),
                 (box, at_box, received, grams),
@@ -239,7 +233,7 @@ class SheafEnclosure:
             by_slope = drift.intersect(
                 mean_value(drift_middle, total_reach.clamp(max=1e200), radius)
             )
-            drift = choose(jumps.unsqueeze(1), drift, by_slope)
+            drift = slope_rules.choose(jumps.unsqueeze(1), drift, by_slope)
         gain, image = self._output(drift)
         return Enclosed(
             weights,
@@ -270,7 +264,9 @@ class SheafEnclosure:
 
     def _nodes(self, state: Interval) -> _Nodes:
         if self.pre_norm:
-            normalised, shares = normalised_rows(state.view(-1, self.d, self.q), self.order)
+            normalised, shares = normalisation.normalised_rows(
+                state.view(-1, self.d, self.q), self.order
+            )
             z: Interval = normalised.view(-1, self.c)
             t: Interval | None = shares.view(-1, self.c)
         else:
@@ -313,7 +309,11 @@ class SheafEnclosure:
             matmul(x, weight.T) + Interval.point(bias.expand(len(source), -1))
             for x, (weight, bias) in zip(halves, self.second, strict=True)
         ]
-        return _Edges(hidden, (raw[0], raw[1]), (unit_map(raw[0]), unit_map(raw[1])))
+        return _Edges(
+            hidden,
+            (raw[0], raw[1]),
+            (normalisation.unit_map(raw[0]), normalisation.unit_map(raw[1])),
+        )
 
     def _edges_with_slopes(
         self, nodes: _Nodes, middle: _Edges, slopes: list[Slope], radius: float, part: slice
@@ -338,19 +338,23 @@ class SheafEnclosure:
             raw = plain.raw[i].intersect(
                 mean_value(middle.raw[i], to_source.reach + to_target.reach, radius)
             )
-            unit = unit_map(raw)
-            projection = unit_map_slope(raw, unit)
+            unit = normalisation.unit_map(raw)
+            projection = normalisation.unit_map_slope(raw, unit)
             to_source, to_target = to_source.times(projection), to_target.times(projection)
             by_slope = unit.intersect(
                 mean_value(middle.maps[i], to_source.reach + to_target.reach, radius)
             )
             # a jump has no mean value form
-            unit = choose(jumps_inside(raw).unsqueeze(1), unit, by_slope)
+            unit = slope_rules.choose(normalisation.jumps_inside(raw).unsqueeze(1), unit, by_slope)
             raws.append(raw)
             maps.append(unit)
             map_slopes.append((to_source, to_target))
         edges = _Edges(plain.hidden, (raws[0], raws[1]), (maps[0], maps[1]))
-        return edges, stacked([s for s, _ in map_slopes]), stacked([t for _, t in map_slopes])
+        return (
+            edges,
+            slope_rules.stacked([s for s, _ in map_slopes]),
+            slope_rules.stacked([t for _, t in map_slopes]),
+        )
 
     def _square(self, maps: Interval) -> Interval:
         return maps.view(-1, self.d, self.d)
@@ -361,7 +365,7 @@ class SheafEnclosure:
         source_map, target_map = self._square(edges.maps[0]), self._square(edges.maps[1])
         weight = self.edges.weight[part, None, None]
         message = matmul(matmul(target_map.mT, source_map).scale(weight), nodes.values[source])
-        gram = scaled_by_inverse(
+        gram = slope_rules.scaled_by_inverse(
             matmul(target_map.mT, target_map), self.edges.degree[target, None, None]
         )
         return message.view(-1, self.c), gram
@@ -395,11 +399,15 @@ class SheafEnclosure:
 
         through_source = outer(target_map.scale(weight), y_source)
         incoming = matmul(source_map, y_source).scale(weight)  # (k, d, q): w F_s y_u
-        outgoing = scaled_by_inverse(matmul(target_map, y_target), degree)  # F_t y_v / deg
+        outgoing = slope_rules.scaled_by_inverse(
+            matmul(target_map, y_target), degree
+        )  # F_t y_v / deg
         # ., c, a, .
         column = (incoming - outgoing).map(lambda t: t.transpose(1, 2)[:, None, :, :, None])
         selected = column.scale(eye.view(1, d, 1, 1, d))  # delta(alpha, b)
-        through_target = selected - outer(scaled_by_inverse(target_map, degree), y_target)
+        through_target = selected - outer(
+            slope_rules.scaled_by_inverse(target_map, degree), y_target
+        )
         return Interval(
             torch.cat(
                 [t.midpoint.reshape(k, d * q, d * d) for t in (through_source, through_target)],

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from sheafdeq.adjoints import Adjoint, Implicit, Unrolled
-from sheafdeq.certificates.solve_problems import Rows, SolveProblem, draw_solve
+from sheafdeq.certificates.solve_problems import KnownRows, SolveProblem, draw_solve
 from sheafdeq.solvers import Anderson, Solution, Solver, Status
 
 __all__ = ["SolveReport", "SolveViolation", "audit_solves"]
@@ -154,7 +154,7 @@ def _contradictions(
     return found
 
 
-def _allowed(rows: Rows, adjoint: Adjoint, eps: float) -> float:
+def _allowed(rows: KnownRows, adjoint: Adjoint, eps: float) -> float:
     """The relative error a converged gradient may have: its tolerance, or what rounding leaves at
     this rate."""
     rate = min(rows.rate, 1.0)
@@ -165,7 +165,7 @@ def _allowed(rows: Rows, adjoint: Adjoint, eps: float) -> float:
 
 
 def _implicit(
-    rows: Rows,
+    rows: KnownRows,
     z: Tensor,
     gradient: Tensor,
     backward: Solution,
@@ -202,7 +202,9 @@ def _implicit(
     return []
 
 
-def _unrolled(rows: Rows, gradient: Tensor, solver: Solver, eps: float) -> list[tuple[str, str]]:
+def _unrolled(
+    rows: KnownRows, gradient: Tensor, solver: Solver, eps: float
+) -> list[tuple[str, str]]:
     """For affine rows and plain Picard: g (1 - a^K) / (1 - a)."""
     if (
         rows.kind != "affine"

@@ -31,13 +31,13 @@ from sheafdeq.distances import RELATIVE_SUP, SUP, THOMPSON, Distance
 from sheafdeq.errors import BackwardWarning
 from sheafdeq.solvers import Anderson, Partition, Picard, Solution, Solver
 
-__all__ = ["KINDS", "Rows", "SolveProblem", "draw_solve"]
+__all__ = ["KINDS", "KnownRows", "SolveProblem", "draw_solve"]
 
 KINDS = ("affine", "rotation", "triangular", "logarithmic", "tanh")
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class KnownRows:
     """One graph: n rows of two entries that follow one kind of map. All tensors (n, 2), float64
     numbers exact in ``dtype``."""
 
@@ -159,7 +159,7 @@ class Rows:
 class SolveProblem:
     """A batch of graphs, and how it is to be solved."""
 
-    graphs: tuple[Rows, ...]
+    graphs: tuple[KnownRows, ...]
     dtype: torch.dtype
     solver: Solver
     adjoint: Adjoint
@@ -187,9 +187,7 @@ class SolveProblem:
         drive = torch.cat([rows.drive for rows in self.graphs]).to(self.dtype).requires_grad_()
         start = torch.cat([rows.start for rows in self.graphs]).to(self.dtype)
         cotangent = torch.cat([rows.cotangent for rows in self.graphs]).to(self.dtype)
-        options: dict[str, Any] = {
-            "partition": Partition(self.graph_of_node, len(self.graphs)),
-        }
+        options: dict[str, Any] = {"partition": Partition(self.graph_of_node, len(self.graphs))}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", BackwardWarning)  # the status is what is judged
             solution = adjoint.solve(lambda z: self.step(z, drive), start, solver, **options)
@@ -237,7 +235,7 @@ def draw_solve(number: int, seed: int = 0) -> SolveProblem:
 
 def _draw_rows(
     kind: str, n: int, easy: bool, dtype: torch.dtype, generator: torch.Generator
-) -> Rows:
+) -> KnownRows:
     def uniform(*shape: int) -> Tensor:
         return torch.rand(*shape, generator=generator, dtype=torch.float64)
 
@@ -272,7 +270,7 @@ def _draw_rows(
         drive, start = size * (2 * uniform(n, 2) - 1), size * (2 * uniform(n, 2) - 1)
     coupling = (1.0 if easy else 5.0) * (2 * uniform(n, 2) - 1)
     cotangent = 10.0 ** float(12 * uniform(1) - 6) * (2 * uniform(n, 2) - 1)
-    return Rows(
+    return KnownRows(
         kind,
         rounded(a),
         rounded(coupling),

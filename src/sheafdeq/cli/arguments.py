@@ -35,7 +35,48 @@ __all__ = [
 ]
 
 
-class Parser(argparse.ArgumentParser):
+def _with_default(words: str, default: Any) -> str:
+    if default is None or "default" in words:
+        return words
+    shown = f"default {default:g}" if isinstance(default, float) else f"default {default}"
+    return f"{words} ({shown})" if words else shown
+
+
+class _Options:
+    """The kinds of options most commands have; help texts say the default."""
+
+    add_argument: Callable[..., Any]
+
+    def flag(self, name: str, words: str) -> None:
+        """An option that is there or not."""
+        self.add_argument(name, action="store_true", help=words)
+
+    def value(
+        self,
+        name: str,
+        kind: Callable[[str], Any],
+        words: str,
+        default: Any = None,
+        *,
+        metavar: str | None = None,
+    ) -> None:
+        """An option with one value; ``kind`` reads it."""
+        words = _with_default(words, default)
+        self.add_argument(name, type=kind, default=default, metavar=metavar, help=words)
+
+    def choice(
+        self, name: str, known: Iterable[str], words: str, default: str | None = None
+    ) -> None:
+        """An option with one of several values."""
+        words = _with_default(words, default)
+        self.add_argument(name, choices=known, default=default, help=words)
+
+
+class OptionGroup(_Options, argparse._ArgumentGroup):
+    """Options under a heading."""
+
+
+class Parser(_Options, argparse.ArgumentParser):
     """An ``ArgumentParser`` whose complaints are one line with a suggestion."""
 
     def error(self, message: str) -> NoReturn:
@@ -52,6 +93,12 @@ class Parser(argparse.ArgumentParser):
             hints = [suggestion(word.split("=")[0], known) for word in rest if word.startswith("-")]
             self.error(f"unrecognized arguments: {' '.join(rest)}{''.join(hints[:1])}")
         return namespace, rest
+
+    def add_argument_group(self, *words: Any, **options: Any) -> OptionGroup:
+        """A group with the same kinds of options."""
+        group = OptionGroup(self, *words, **options)
+        self._action_groups.append(group)
+        return group
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:

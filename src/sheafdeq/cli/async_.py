@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Any
 
@@ -12,9 +11,9 @@ from sheafdeq.cli.subject import (
     FINITE_HORIZON,
     Subject,
     add_subject_options,
+    chosen_by,
     command_line,
-    subjects,
-    write_record,
+    study_subjects,
 )
 from sheafdeq.errors import UsageError
 
@@ -40,90 +39,46 @@ def configure(commands: Any) -> None:
         default=["1,0", "2,1", "5,2", "8,4"],
         help="update window and largest delay, in slots (default 1,0 2,1 5,2 8,4)",
     )
-    parser.add_argument(
-        "--samples",
-        type=whole_number(1, 10**6),
-        default=20,
-        help="schedules of each kind (default 20)",
-    )
-    parser.add_argument(
-        "--work",
-        type=real_number(0, 1e9, above=True),
-        default=500,
-        help="mean updates a node (default 500)",
-    )
-    parser.add_argument(
+    parser.value("--samples", whole_number(1, 10**6), "schedules of each kind", 20)
+    parser.value("--work", real_number(0, 1e9, above=True), "mean updates a node", 500)
+    parser.value(
         "--reference",
-        default="converged",
-        help="synchronous reference: converged (default), finite:K, or paper (420 iterations; 500 "
-        "without pre-norm)",
+        str,
+        "synchronous reference: converged (default), finite:K, or paper (420 iterations; "
+        "500 without pre-norm)",
+        "converged",
     )
-    parser.add_argument(
-        "--reference-steps",
-        type=whole_number(1, 10**8),
-        default=5000,
-        help="iterations before it is given up (default 5000)",
+    parser.value(
+        "--reference-steps", whole_number(1, 10**8), "iterations before it is given up", 5000
     )
-    parser.add_argument(
+    parser.value(
         "--tolerance",
-        type=real_number(0, above=True),
-        default=1e-6,
-        help="relative update that counts as converged (default 1e-6)",
+        real_number(0, above=True),
+        "relative update that counts as converged (default 1e-6)",
+        1e-6,
     )
-    parser.add_argument(
-        "--seed", type=seed_number, default=0, help="seed of the first schedule (default 0)"
+    parser.value("--seed", seed_number, "seed of the first schedule", 0)
+    parser.value("--loss", share, "share of messages lost", 0.0, metavar="P")
+    parser.value("--duplication", share, "share of messages delivered twice", 0.0, metavar="P")
+    parser.flag("--reordering", "receivers read what arrived last, not what is newest")
+    parser.value(
+        "--limit", whole_number(1, 10**6), "slots without news before a lossy link retransmits", 64
     )
-    parser.add_argument(
-        "--loss", type=share, default=0.0, metavar="P", help="share of messages lost"
+    parser.value(
+        "--sleep", share, "chance that a node falls asleep after an update", 0.0, metavar="P"
     )
-    parser.add_argument(
-        "--duplication",
-        type=share,
-        default=0.0,
-        metavar="P",
-        help="share of messages delivered twice",
-    )
-    parser.add_argument(
-        "--reordering",
-        action="store_true",
-        help="receivers read what arrived last, not what is newest",
-    )
-    parser.add_argument(
-        "--limit",
-        type=whole_number(1, 10**6),
-        default=64,
-        help="slots without news before a lossy link retransmits (default 64)",
-    )
-    parser.add_argument(
-        "--sleep",
-        type=share,
-        default=0.0,
-        metavar="P",
-        help="chance that a node falls asleep after an update",
-    )
-    parser.add_argument(
-        "--sleep-slots",
-        type=whole_number(0, 10**6),
-        default=0,
+    parser.value("--sleep-slots", whole_number(0, 10**6), "longest sleep, in slots", 0, metavar="N")
+    parser.flag("--faults", "instead of --schedules: a list of unreliable channels at (5, 2)")
+    parser.flag("--tau-sweep", "instead of --schedules: (1, tau) for tau = 0, 1, 2, 4, ..., 64")
+    parser.value(
+        "--warm",
+        whole_number(0, 10**7),
+        "with --schedules: begin at the state after N synchronous iterations, to tell a "
+        "recurrence that cannot bear delays from one whose transient leads elsewhere under "
+        "delays (default 0: the model's own start)",
+        0,
         metavar="N",
-        help="longest sleep, in slots",
     )
-    parser.add_argument(
-        "--faults",
-        action="store_true",
-        help="instead of --schedules: a list of unreliable channels at (5, 2)",
-    )
-    parser.add_argument(
-        "--tau-sweep",
-        action="store_true",
-        help="instead of --schedules: (1, tau) for tau = 0, 1, 2, 4, ..., 64",
-    )
-    parser.add_argument(
-        "--warm", type=whole_number(0, 10**7), default=0, metavar="N",
-        help="with --schedules: begin at the state after N synchronous iterations, to tell a "
-             "recurrence that cannot bear delays "
-        "from one whose transient leads elsewhere under delays (default 0: the model's own start)",
-    )  # fmt: skip
     parser.set_defaults(run=run)
 
 
@@ -143,18 +98,11 @@ def run(options: Any) -> int:
         else "schedules"
     )
     conditions = conditions_of(options)
-    results = []
-    for subject in subjects(options):
-        payload = study(subject, conditions, kind, options)
-        if options.out:
-            path = write_record(options.out, f"{subject.file_name}-{kind}", payload)
-            print(f"wrote {path}", file=sys.stderr)
-        if not options.json:
-            print(summary(payload))
-        results.append(payload)
-    if options.json:
-        print(json.dumps({"results": results}))
-    return 0
+    return study_subjects(
+        options,
+        lambda subject: (f"{subject.file_name}-{kind}", study(subject, conditions, kind, options)),
+        summary,
+    )
 
 
 def conditions_of(options: Any) -> list[Any]:
@@ -250,10 +198,7 @@ def study(subject: Subject, conditions: list[Any], kind: str, options: Any) -> d
             samples=options.samples,
             work=options.work,
             reference=options.reference,
-            seed=options.seed,
-            split=options.split,
-            graph=options.graph,
-            double=options.double,
+            **chosen_by(options),
             tau_sweep=options.tau_sweep,
             faults=options.faults,
             schedules=[] if kind not in ("schedules", "warm") else options.schedules,

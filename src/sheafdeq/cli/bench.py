@@ -33,22 +33,12 @@ def configure(commands: Any) -> None:
             "machine."
         ),
     )
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object instead of the table"
+    parser.flag("--json", "print one JSON object instead of the table")
+    parser.flag("--quick", "fewer repetitions, no compilation, small graphs only (about a minute)")
+    parser.flag(
+        "--scale", "a whole training pass of 20 steps at 10^6 nodes and 10^7 edges (about 12 GiB)"
     )
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="fewer repetitions, no compilation, small graphs only (about a minute)",
-    )
-    parser.add_argument(
-        "--scale",
-        action="store_true",
-        help="a whole training pass of 20 steps at 10^6 nodes and 10^7 edges (about 12 GiB)",
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="write bench.json and the figures there"
-    )
+    parser.value("--out", Path, "write bench.json and the figures there", metavar="DIR")
     parser.add_argument(
         "--history",
         nargs="?",
@@ -64,9 +54,7 @@ def configure(commands: Any) -> None:
         metavar="FILE",
         help="do not measure: take what an earlier run wrote with --out or --json",
     )
-    parser.add_argument(
-        "--page", type=Path, metavar="FILE", help="write the table of targets into a page"
-    )
+    parser.value("--page", Path, "write the table of targets into a page", metavar="FILE")
     # the child process that measures memory, or one scale
     parser.add_argument("--measure", metavar="NAME", help=argparse.SUPPRESS)
     parser.set_defaults(run=run)

@@ -43,72 +43,47 @@ def configure(commands: Any) -> None:
         help="a run (its directory, or the beginning of its id) or checkpoint, or the name of a "
         "model (then with fresh weights drawn with --seed)",
     )
-    parser.add_argument(
+    parser.value(
         "--all",
-        type=present_folder,
+        present_folder,
+        "one table over every trained checkpoint below FOLDER; with --out, resumable",
         metavar="FOLDER",
-        help="one table over every trained checkpoint below FOLDER; with --out, resumable",
     )
-    parser.add_argument(
-        "--fresh", action="store_true", help="with --all: examine again what --out already holds"
-    )
-    parser.add_argument(
-        "--format",
-        choices=["text", "markdown"],
-        default="text",
-        help="of the table of --all (default text)",
-    )
-    parser.add_argument(
+    parser.flag("--fresh", "with --all: examine again what --out already holds")
+    parser.choice("--format", ["text", "markdown"], "of the table of --all", "text")
+    parser.value(
         "--audit",
+        whole_number(),
+        "try to catch false certificates in this many random problems",
         metavar="DRAWS",
-        type=whole_number(),
-        help="try to catch false certificates in this many random problems",
     )
-    parser.add_argument(
+    parser.value(
         "--audit-solves",
+        whole_number(),
+        "try to catch false statuses and gradients in solves with known answers",
         metavar="DRAWS",
-        type=whole_number(),
-        help="try to catch false statuses and gradients in solves with known answers",
     )
-    parser.add_argument(
-        "--first",
-        type=whole_number(0),
-        default=0,
-        help="number of the first draw of an audit (default 0)",
-    )
-    parser.add_argument(
+    parser.value("--first", whole_number(0), "number of the first draw of an audit", 0)
+    parser.value(
         "--table",
-        type=present_folder,
+        present_folder,
+        "the table from the certificates stored in FOLDER, whatever their scheme",
         metavar="FOLDER",
-        help="the table from the certificates stored in FOLDER, whatever their scheme",
     )
     parser.add_argument("--task", help="task to take the graph from (default: the run's own)")
-    parser.add_argument(
-        "--level", type=whole_number(0, 10), help="heterophily level of a community task"
-    )
+    parser.value("--level", whole_number(0, 10), "heterophily level of a community task")
     add_data_options(parser, parts=PARTS)
-    parser.add_argument(
-        "--graph", default="0", help="number of one graph of the split, or 'all' (default 0)"
-    )
-    parser.add_argument(
-        "--effort", choices=["quick", "normal", "thorough"], default="normal", help="default normal"
-    )
-    parser.add_argument(
-        "--seed",
-        type=seed_number,
-        default=0,
-        help="of the starts, and of fresh weights (default 0)",
-    )
-    parser.add_argument(
-        "--threads", type=whole_number(1, 1024), help="threads of torch (default: torch's own)"
-    )
-    parser.add_argument(
+    parser.value("--graph", str, "number of one graph of the split, or 'all'", "0")
+    parser.choice("--effort", ["quick", "normal", "thorough"], "", "normal")
+    parser.value("--seed", seed_number, "of the starts, and of fresh weights", 0)
+    parser.value("--threads", whole_number(1, 1024), "threads of torch (default: torch's own)")
+    parser.value(
         "--out",
-        type=output_folder,
+        output_folder,
+        "write certificates (and witness states) into this folder",
         metavar="DIR",
-        help="write certificates (and witness states) into this folder",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.flag("--json", "print one JSON object")
     add_prediction_options(parser)
     parser.set_defaults(run=run)
 

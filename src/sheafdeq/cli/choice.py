@@ -6,6 +6,7 @@ import argparse
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from sheafdeq.cli.arguments import Parser
 from sheafdeq.errors import UsageError
 
 if TYPE_CHECKING:
@@ -71,10 +72,10 @@ class Choice:
         return words
 
 
-def add_choice_options(parser: argparse.ArgumentParser) -> None:
+def add_choice_options(parser: Parser) -> None:
     """The options that make a :class:`Choice`."""
     group = parser.add_argument_group("which runs of a folder")
-    group.add_argument("--level", type=int, help="only runs of this heterophily level")
+    group.value("--level", int, "only runs of this heterophily level")
     group.add_argument(
         "--run-seeds", type=int, nargs="+", metavar="N", default=[], help="only runs of these seeds"
     )
@@ -86,14 +87,13 @@ def add_choice_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="only this model option (shift=1.2)",
     )
-    group.add_argument(
+    group.value(
         "--protocol",
+        str,
+        "only runs trained so: paper, 'constant rate', 'recipe NAME'",
         metavar="NAME",
-        help="only runs trained so: paper, 'constant rate', 'recipe NAME'",
     )
-    group.add_argument(
-        "--inputs", choices=["none", "difference"], help="only runs of tasks with these edge inputs"
-    )
+    group.choice("--inputs", ["none", "difference"], "only runs of tasks with these edge inputs")
     group.add_argument(
         "--checkpoints",
         nargs="+",

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sheafdeq.cli.arguments import output_folder, present_file, seed_number
+from sheafdeq.cli.arguments import Parser, output_folder, present_file, seed_number
 from sheafdeq.errors import UsageError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class _SplitOrPart(argparse.Action):
 
 
 def add_data_options(
-    parser: argparse.ArgumentParser, *, parts: Sequence[str] = (), mask_seed: Sequence[str] = ()
+    parser: Parser, *, parts: Sequence[str] = (), mask_seed: Sequence[str] = ()
 ) -> None:
     """The options of :func:`data_choice`; with ``parts`` also what is looked at.
 
@@ -75,19 +75,18 @@ def add_data_options(
         )
     else:
         group.add_argument("--split", dest="task_split", type=split_name, metavar="S", help=which)
-    group.add_argument(
+    group.value(
         "--root",
-        type=output_folder,
+        output_folder,
+        "data folder (default: SHEAFDEQ_DATA, else ~/.cache/sheafdeq)",
         metavar="FOLDER",
-        help="data folder (default: SHEAFDEQ_DATA, else ~/.cache/sheafdeq)",
     )
-    group.add_argument(
-        "--download", action="store_true", help="allow missing data files to be fetched and checked"
-    )
-    group.add_argument(
+    group.flag("--download", "allow missing data files to be fetched and checked")
+    group.value(
         "--npz",
+        str,
+        "your own graph: x, edge_index, y and masks in one npz archive",
         metavar="FILE",
-        help="your own graph: x, edge_index, y and masks in one npz archive",
     )
     for kind in ("nodes", "edges"):
         other = "edges" if kind == "nodes" else "nodes"
@@ -96,9 +95,7 @@ def add_data_options(
             metavar="FILE",
             help=f"your own graph: {kind[:-1]} table (CSV), together with --{other}",
         )
-    group.add_argument(
-        "--undirected", action="store_true", help="store every edge of your graph both ways"
-    )
+    group.flag("--undirected", "store every edge of your graph both ways")
     group.add_argument(
         "--mask-seed",
         *mask_seed,

@@ -43,46 +43,24 @@ def configure(commands: Any) -> None:
         "accuracy passes a goal, continue both recurrences from three starts, and say what can be "
         "proved about each.",
     )
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="print one JSON object (progress goes to standard error)",
-    )
-    parser.add_argument(
-        "--level", type=whole_number(0, 10), default=10, help="rewiring level 0..10 (default 10)"
-    )
-    parser.add_argument(
-        "--seed", type=seed_number, default=42, help="parameter-initialisation seed (default 42)"
-    )
-    parser.add_argument(
-        "--goal",
-        type=real_number(),
-        default=95.0,
-        help="validation accuracy in per cent to stop at (default 95)",
-    )
-    parser.add_argument(
-        "--epochs",
-        type=whole_number(1, 10**7),
-        default=400,
-        help="give up after this many epochs (default 400)",
-    )
-    parser.add_argument(
-        "--threads",
-        type=whole_number(1, 1024),
-        default=None,
-        help="threads (default: all that torch uses)",
-    )
-    parser.add_argument(
+    parser.flag("--json", "print one JSON object (progress goes to standard error)")
+    parser.value("--level", whole_number(0, 10), "rewiring level 0..10", 10)
+    parser.value("--seed", seed_number, "parameter-initialisation seed", 42)
+    parser.value("--goal", real_number(), "validation accuracy in per cent to stop at", 95.0)
+    parser.value("--epochs", whole_number(1, 10**7), "give up after this many epochs", 400)
+    parser.value("--threads", whole_number(1, 1024), "threads (default: all that torch uses)")
+    parser.value(
         "--nodes",
-        type=whole_number(30, 10**6),
-        default=1500,
-        help="nodes of each graph (default 1500; smaller is faster)",
+        whole_number(30, 10**6),
+        "nodes of each graph (default 1500; smaller is faster)",
+        1500,
     )
-    parser.add_argument(
+    parser.value(
         "--page",
-        default="sheafdeq-demo.html",
+        str,
+        "explorer page of what was trained (default sheafdeq-demo.html; '' for none)",
+        "sheafdeq-demo.html",
         metavar="FILE",
-        help="explorer page of what was trained (default sheafdeq-demo.html; '' for none)",
     )
     parser.set_defaults(run=run)
 

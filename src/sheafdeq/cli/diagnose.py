@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
 
 from sheafdeq.cli.arguments import real_number, seed_number, whole_number
 from sheafdeq.cli.data_options import data_choice
-from sheafdeq.cli.subject import Subject, add_subject_options, command_line, subjects, write_record
+from sheafdeq.cli.subject import (
+    Subject,
+    add_subject_options,
+    chosen_by,
+    command_line,
+    study_subjects,
+)
 
 
 def configure(commands: Any) -> None:
@@ -22,51 +26,36 @@ def configure(commands: Any) -> None:
         "Observations, not guarantees.",
     )
     add_subject_options(parser, graph="all")
-    parser.add_argument(
-        "--iterations", type=whole_number(1, 10**7), default=100, help="default 100"
-    )
-    parser.add_argument(
-        "--seed", type=seed_number, default=0, help="of the random starts (default 0)"
-    )
-    parser.add_argument(
+    parser.value("--iterations", whole_number(1, 10**7), "", 100)
+    parser.value("--seed", seed_number, "of the random starts", 0)
+    parser.value(
         "--settling-tolerance",
-        type=real_number(0, above=True),
-        default=1e-3,
-        help="relative change of a node at rest (default 1e-3)",
+        real_number(0, above=True),
+        "relative change of a node at rest (default 1e-3)",
+        1e-3,
     )
-    parser.add_argument(
+    parser.value(
         "--damping",
-        type=real_number(0, 1, above=True),
-        default=1.0,
+        real_number(0, 1, above=True),
+        "take the share A of every step",
+        1.0,
         metavar="A",
-        help="take the share A of every step (default 1)",
     )
-    parser.add_argument(
-        "--undamped",
-        type=whole_number(0, 10**7),
-        default=0,
-        metavar="M",
-        help="leave the first M steps undamped (default 0)",
+    parser.value(
+        "--undamped", whole_number(0, 10**7), "leave the first M steps undamped", 0, metavar="M"
     )
-    parser.add_argument("--no-spectrum", action="store_true", help="leave the spectral radius out")
+    parser.flag("--no-spectrum", "leave the spectral radius out")
     parser.set_defaults(run=run)
 
 
 def run(options: Any) -> int:
     """Examine every subject, print, and write the records."""
-    results = []
-    for subject in subjects(options):
-        payload = examine(subject, options)
-        if options.out:
-            name = subject.file_name if options.damping == 1.0 else f"{subject.file_name}-damped"
-            path = write_record(options.out, name, payload)
-            print(f"wrote {path}", file=sys.stderr)
-        if not options.json:
-            print(summary(payload))
-        results.append(payload)
-    if options.json:
-        print(json.dumps({"results": results}))
-    return 0
+    ending = "" if options.damping == 1.0 else "-damped"
+    return study_subjects(
+        options,
+        lambda subject: (f"{subject.file_name}{ending}", examine(subject, options)),
+        summary,
+    )
 
 
 def examine(subject: Subject, options: Any) -> dict[str, Any]:
@@ -108,10 +97,7 @@ def examine(subject: Subject, options: Any) -> dict[str, Any]:
             subject,
             data_choice(options),
             iterations=options.iterations,
-            seed=options.seed,
-            split=options.split,
-            graph=options.graph,
-            double=options.double,
+            **chosen_by(options),
             damping=None if options.damping == 1.0 else options.damping,
             undamped=options.undamped,
         ),

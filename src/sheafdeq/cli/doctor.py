@@ -17,7 +17,7 @@ def configure(commands: Any) -> None:
         description="Say what this installation consists of: versions, thread counts, the native "
         "kernel, the data root.",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.flag("--json", "print one JSON object")
     parser.set_defaults(run=run)
 
 

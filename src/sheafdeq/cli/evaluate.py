@@ -48,8 +48,8 @@ def configure(commands: Any) -> None:
         dest="model",
         help="of a folder, only these models",
     )
-    parser.add_argument("--task", metavar="NAME", help="another task (default: the run's own)")
-    parser.add_argument("--level", type=whole_number(0, 10), help="another heterophily level")
+    parser.value("--task", str, "another task (default: the run's own)", metavar="NAME")
+    parser.value("--level", whole_number(0, 10), "another heterophily level")
     parser.add_argument(
         "--task-set",
         metavar="KEY=VALUE",
@@ -57,27 +57,17 @@ def configure(commands: Any) -> None:
         default=[],
         help="a task option (test_seeds=[7,8]); may be repeated",
     )
-    parser.add_argument(
-        "--fresh",
-        action="store_true",
-        help="community: ten graphs nobody has seen, graph seeds 1000 to 1009",
-    )
-    parser.add_argument(
-        "--validation-graphs",
-        action="store_true",
-        help="community: six graphs to choose by, graph seeds 200 to 205",
-    )
+    parser.flag("--fresh", "community: ten graphs nobody has seen, graph seeds 1000 to 1009")
+    parser.flag("--validation-graphs", "community: six graphs to choose by, graph seeds 200 to 205")
     add_data_options(parser, parts=(*PARTS, "all"), mask_seed=["--seed"])
-    parser.add_argument(
-        "--threads", type=whole_number(1, 1024), help="threads of torch (default: torch's own)"
-    )
-    parser.add_argument(
+    parser.value("--threads", whole_number(1, 1024), "threads of torch (default: torch's own)")
+    parser.value(
         "--out",
-        type=output_folder,
+        output_folder,
+        "write one record a run (*.eval.json); a record that is there is kept",
         metavar="DIR",
-        help="write one record a run (*.eval.json); a record that is there is kept",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.flag("--json", "print one JSON object")
     parser.set_defaults(run=run)
 
 

@@ -38,35 +38,14 @@ def configure(commands: Any) -> None:
         several=True,
         help="one run (its directory, or the beginning of its id), or two on the same graph",
     )
-    parser.add_argument(
-        "--graph", default="0", help="number of one graph of the split, or 'all' (default 0)"
-    )
+    parser.value("--graph", str, "number of one graph of the split, or 'all'", "0")
     add_data_options(parser, parts=PARTS)
-    parser.add_argument(
-        "--iterations", type=whole_number(1, 10**6), default=200, help="default 200"
-    )
-    parser.add_argument(
-        "--scale",
-        type=real_number(0, above=True),
-        default=10.0,
-        help="scale of the random start (default 10)",
-    )
-    parser.add_argument(
-        "--schedule",
-        default="5,2",
-        metavar="S,TAU",
-        help="update window and largest delay (default 5,2)",
-    )
-    parser.add_argument("--seed", type=seed_number, default=0, help="of the schedule (default 0)")
-    parser.add_argument(
-        "--megabytes",
-        type=real_number(0, 1e6, above=True),
-        default=4.9,
-        help="largest page (default 4.9)",
-    )
-    parser.add_argument(
-        "--out", type=output_file(".html"), metavar="FILE", help="default explore-RUN.html"
-    )
+    parser.value("--iterations", whole_number(1, 10**6), "", 200)
+    parser.value("--scale", real_number(0, above=True), "scale of the random start", 10.0)
+    parser.value("--schedule", str, "update window and largest delay", "5,2", metavar="S,TAU")
+    parser.value("--seed", seed_number, "of the schedule", 0)
+    parser.value("--megabytes", real_number(0, 1e6, above=True), "largest page", 4.9)
+    parser.value("--out", output_file(".html"), "default explore-RUN.html", metavar="FILE")
     parser.set_defaults(run=run)
 
 

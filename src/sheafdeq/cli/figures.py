@@ -34,21 +34,14 @@ def configure(commands: Any) -> None:
         description="Draw every figure the records allow: a picture, and a JSON file with "
         "caption, command and records read.",
     )
-    parser.add_argument(
-        "--results", default="results", metavar="DIR",
-        help="with diagnostics/, async/, certificates/ (default results)",
-    )  # fmt: skip
+    parser.value(
+        "--results", str, "with diagnostics/, async/, certificates/", "results", metavar="DIR"
+    )
     parser.add_argument(
         "--runs", type=present_folder, metavar="DIR", nargs="*", default=[],
         help="more folders with run records, for training curves",
     )  # fmt: skip
-    parser.add_argument(
-        "--out",
-        type=output_folder,
-        default="docs/figures",
-        metavar="DIR",
-        help="default docs/figures",
-    )
+    parser.value("--out", output_folder, "", "docs/figures", metavar="DIR")
     parser.add_argument(
         "--only",
         choices=KINDS,
@@ -63,7 +56,7 @@ def configure(commands: Any) -> None:
         default=["png"],
         help="kinds of picture: png, pdf, svg (default png)",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.flag("--json", "print one JSON object")
     add_choice_options(parser)
     parser.set_defaults(run=run)
 

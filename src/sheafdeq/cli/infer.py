@@ -47,96 +47,53 @@ def configure(commands: Any) -> None:
         "run_directory",
         help="a run: its directory, or the beginning of its id",
     )
-    parser.add_argument(
-        "--graph", default="all", help="number of one graph of the part, or 'all' (default)"
-    )
+    parser.value("--graph", str, "number of one graph of the part, or 'all' (default)", "all")
     add_data_options(parser, parts=PARTS)
-    parser.add_argument("--double", action="store_true", help="compute in float64")
+    parser.flag("--double", "compute in float64")
     where = parser.add_argument_group("parts")
-    where.add_argument(
-        "--parts",
-        type=whole_number(1, 1024),
-        default=2,
-        metavar="P",
-        help="number of parts (default 2)",
+    where.value("--parts", whole_number(1, 1024), "number of parts", 2, metavar="P")
+    where.choice(
+        "--partition", ["auto", "metis", "ordered", "blocks"], "how nodes are assigned", "auto"
     )
-    where.add_argument(
-        "--partition",
-        default="auto",
-        choices=["auto", "metis", "ordered", "blocks"],
-        help="how nodes are assigned",
-    )
-    where.add_argument(
+    where.value(
         "--assignment",
-        type=present_file,
+        present_file,
+        "your own assignment: one part number a line, or an npz with 'part'",
         metavar="FILE",
-        help="your own assignment: one part number a line, or an npz with 'part'",
     )
-    where.add_argument(
-        "--engine",
-        choices=["local", "ray", "in-process"],
-        default="local",
-        help="where workers live (default local)",
-    )
-    where.add_argument(
+    where.choice("--engine", ["local", "ray", "in-process"], "where workers live", "local")
+    where.value(
         "--ray-address",
+        str,
+        "a Ray cluster that is running (else one is started here)",
         metavar="HOST:PORT",
-        help="a Ray cluster that is running (else one is started here)",
     )
-    where.add_argument(
-        "--threads",
-        type=whole_number(1, 1024),
-        default=1,
-        help="threads of every worker (default 1)",
-    )
+    where.value("--threads", whole_number(1, 1024), "threads of every worker", 1)
     how = parser.add_argument_group("solving")
-    how.add_argument(
-        "--mode",
-        choices=["sync", "async"],
-        default="sync",
-        help="lockstep, or every part at its own pace (default sync)",
+    how.choice("--mode", ["sync", "async"], "lockstep, or every part at its own pace", "sync")
+    how.value("--steps", whole_number(0), "at most so many steps (rounds of every part)", 1000)
+    how.value(
+        "--horizon", whole_number(0), "exactly K synchronous steps, converged or not", metavar="K"
     )
-    how.add_argument(
-        "--steps",
-        type=whole_number(0),
-        default=1000,
-        help="at most so many steps (rounds of every part) (default 1000)",
+    how.value(
+        "--tolerance", real_number(0, above=True), "residual at which to stop (default 1e-6)", 1e-6
     )
-    how.add_argument(
-        "--horizon",
-        type=whole_number(0),
-        metavar="K",
-        help="exactly K synchronous steps, converged or not",
-    )
-    how.add_argument(
-        "--tolerance",
-        type=real_number(0, above=True),
-        default=1e-6,
-        help="residual at which to stop (default 1e-6)",
-    )
-    how.add_argument(
+    how.value(
         "--damping",
-        type=real_number(0, 1, above=True),
-        help="share of every step in (0, 1] (default: the model's own)",
+        real_number(0, 1, above=True),
+        "share of every step in (0, 1] (default: the model's own)",
     )
-    how.add_argument(
-        "--staleness",
-        type=whole_number(0),
-        default=4,
-        metavar="TAU",
-        help="async: rounds a message may be late (default 4)",
+    how.value(
+        "--staleness", whole_number(0), "async: rounds a message may be late", 4, metavar="TAU"
     )
-    how.add_argument(
-        "--on-late",
-        choices=["wait", "report"],
-        default="wait",
-        help="async: keep the bound, or exceed it and count",
+    how.choice(
+        "--on-late", ["wait", "report"], "async: keep the bound, or exceed it and count", "wait"
     )
-    how.add_argument(
+    how.value(
         "--seconds",
-        type=real_number(0),
+        real_number(0),
+        "stop at the next judged state after S seconds, converged or not",
         metavar="S",
-        help="stop at the next judged state after S seconds, converged or not",
     )
     how.add_argument(
         "--slow",
@@ -145,42 +102,26 @@ def configure(commands: Any) -> None:
         metavar="PART=FACTOR",
         help="slow a part down, to see what happens",
     )
-    how.add_argument(
-        "--loss",
-        type=real_number(0, 0.999),
-        default=0.0,
-        help="share of messages to lose on purpose",
-    )
-    how.add_argument(
-        "--duplication", type=share, default=0.0, help="share of messages to send twice"
-    )
-    how.add_argument(
+    how.value("--loss", real_number(0, 0.999), "share of messages to lose on purpose", 0.0)
+    how.value("--duplication", share, "share of messages to send twice", 0.0)
+    how.value(
         "--delay",
-        type=whole_number(0),
-        default=0,
-        help="hold messages up to so many turns, so that they overtake each other",
+        whole_number(0),
+        "hold messages up to so many turns, so that they overtake each other",
+        0,
     )
-    how.add_argument(
-        "--no-bound",
-        action="store_true",
-        help="do not certify, so give no bound on the distance to the equilibrium",
+    how.flag("--no-bound", "do not certify, so give no bound on the distance to the equilibrium")
+    parser.value(
+        "--output", output_file(".npz", ".csv"), "write the outputs (.npz or .csv)", metavar="FILE"
     )
-    parser.add_argument(
-        "--output",
-        type=output_file(".npz", ".csv"),
-        metavar="FILE",
-        help="write the outputs (.npz or .csv)",
-    )
-    parser.add_argument(
-        "--out", type=output_folder, metavar="DIR", help="write the sealed record into this folder"
-    )
-    parser.add_argument(
+    parser.value("--out", output_folder, "write the sealed record into this folder", metavar="DIR")
+    parser.value(
         "--figure",
-        type=output_file(*FIGURE_ENDINGS),
+        output_file(*FIGURE_ENDINGS),
+        "draw rounds, waits and residual of every part over time (png, svg, pdf)",
         metavar="FILE",
-        help="draw rounds, waits and residual of every part over time (png, svg, pdf)",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.flag("--json", "print one JSON object")
     parser.set_defaults(run=run)
 
 

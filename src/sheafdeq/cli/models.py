@@ -38,10 +38,8 @@ def configure(commands: Any) -> None:
         help="only these models, with their options and the paper's grid",
     )
     names.completer = names_of(model_names)
-    parser.add_argument(
-        "--wide", action="store_true", help="every column, however wide the terminal is"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.flag("--wide", "every column, however wide the terminal is")
+    parser.flag("--json", "print one JSON object")
     parser.set_defaults(run=run)
 
 

@@ -43,17 +43,15 @@ def configure(commands: Any) -> None:
         help="a finished run: its directory, or the beginning of its id",
     )
     add_data_options(parser, parts=PARTS)
-    parser.add_argument("--double", action="store_true", help="compute in float64")
-    parser.add_argument(
-        "--threads", type=whole_number(1, 1024), help="threads of torch (default: torch's own)"
-    )
-    parser.add_argument(
+    parser.flag("--double", "compute in float64")
+    parser.value("--threads", whole_number(1, 1024), "threads of torch (default: torch's own)")
+    parser.value(
         "--out",
-        type=output_file(*ENDINGS),
+        output_file(*ENDINGS),
+        "what to write: .npz (arrays), .csv (a row for each node) or .json",
         metavar="FILE",
-        help="what to write: .npz (arrays), .csv (a row for each node) or .json",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.flag("--json", "print one JSON object")
     parser.set_defaults(run=run)
 
 

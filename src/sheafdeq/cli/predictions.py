@@ -24,10 +24,9 @@ ASCENTS = 4
 def add_prediction_options(parser: Any) -> None:
     """The options ``certify`` has for predictions."""
     group = parser.add_argument_group("predictions (docs/predictions.md)")
-    group.add_argument(
+    group.flag(
         "--predictions",
-        action="store_true",
-        help="prove the labels of RUN: at its exact equilibrium, under every bounded delay",
+        "prove the labels of RUN: at its exact equilibrium, under every bounded delay",
     )
     group.add_argument(
         "--radius",
@@ -37,11 +36,11 @@ def add_prediction_options(parser: Any) -> None:
         help="with --predictions: for all node features within R (maximum norm); several R make a "
         "curve (default 0)",
     )
-    group.add_argument(
+    group.value(
         "--attack",
-        type=whole_number(1, 10_000),
+        whole_number(1, 10_000),
+        "with --predictions and R > 0: gradient ascent against every node, beside the proof",
         metavar="RESTARTS",
-        help="with --predictions and R > 0: gradient ascent against every node, beside the proof",
     )
     group.add_argument(
         "--groups",

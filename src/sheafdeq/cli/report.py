@@ -36,13 +36,7 @@ def configure(commands: Any) -> None:
         default=["results"],
         help="run directories or folders of runs (default results)",
     )
-    parser.add_argument(
-        "--out",
-        default="site",
-        type=output_folder,
-        metavar="DIR",
-        help="folder to write (default site)",
-    )
+    parser.value("--out", output_folder, "folder to write", "site", metavar="DIR")
     parser.add_argument(
         "--results",
         metavar="DIR",
@@ -59,17 +53,10 @@ def configure(commands: Any) -> None:
         help="also make the explorer page of this run directory (may be repeated; RUN,RUN puts "
         "two side by side)",
     )
-    parser.add_argument(
-        "--iterations",
-        type=whole_number(1, 10**6),
-        default=200,
-        help="of the explorer pages (default 200)",
-    )
+    parser.value("--iterations", whole_number(1, 10**6), "of the explorer pages", 200)
     add_data_options(parser, parts=PARTS)
-    parser.add_argument(
-        "--schedule", default="5,2", metavar="S,TAU", help="of the explorer pages (default 5,2)"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.value("--schedule", str, "of the explorer pages", "5,2", metavar="S,TAU")
+    parser.flag("--json", "print one JSON object")
     parser.set_defaults(run=run)
 
 

@@ -38,28 +38,25 @@ def configure(commands: Any) -> None:
     )
     task: Any = parser.add_argument("--task", metavar="NAME", help="only runs of this task")
     task.completer = names_of(task_names)
-    parser.add_argument("--level", type=whole_number(0, 10), help="only runs of this level")
+    parser.value("--level", whole_number(0, 10), "only runs of this level")
     model: Any = parser.add_argument("--model", metavar="NAME", help="only runs of this model")
     model.completer = names_of(model_names)
-    parser.add_argument("--seed", type=seed_number, metavar="N", help="only runs of this seed")
-    parser.add_argument(
+    parser.value("--seed", seed_number, "only runs of this seed", metavar="N")
+    parser.value(
         "--protocol",
+        str,
+        "only runs trained so: paper, 'constant rate', 'recipe NAME'",
         metavar="NAME",
-        help="only runs trained so: paper, 'constant rate', 'recipe NAME'",
     )
-    parser.add_argument(
-        "--above", type=real_number(), metavar="SCORE", help="only validation scores of at least so"
-    )
-    parser.add_argument(
+    parser.value("--above", real_number(), "only validation scores of at least so", metavar="SCORE")
+    parser.choice(
         "--sort",
-        choices=["task", "validation", "test", "finished"],
-        default="task",
-        help="by task, model and seed (default), by a score (best first), or newest first",
+        ["task", "validation", "test", "finished"],
+        "by task, model and seed (default), by a score (best first), or newest first",
+        "task",
     )
-    parser.add_argument(
-        "--wide", action="store_true", help="every column, however wide the terminal is"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.flag("--wide", "every column, however wide the terminal is")
+    parser.flag("--json", "print one JSON object")
     parser.set_defaults(run=run)
 
 

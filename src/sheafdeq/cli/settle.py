@@ -40,13 +40,8 @@ def configure(commands: Any) -> None:
         "residual_weight, residual_max_weight, "
         "jacobian_weight, agreement_weight, steps",
     )
-    parser.add_argument(
-        "--checkpoint-seconds",
-        type=real_number(0),
-        default=30.0,
-        help="how often the state is saved (default 30)",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.value("--checkpoint-seconds", real_number(0), "how often the state is saved", 30.0)
+    parser.flag("--json", "print one JSON object")
     parser.set_defaults(run=run)
 
 

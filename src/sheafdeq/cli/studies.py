@@ -27,51 +27,26 @@ def configure(commands: Any) -> None:
         help="runs (directories, or beginnings of ids), or folders of runs",
     )
     add_data_options(parser, parts=PARTS)
-    parser.add_argument(
-        "--results",
-        type=output_folder,
-        default="results",
-        metavar="DIR",
-        help="records go below this folder (default results)",
+    parser.value(
+        "--results", output_folder, "records go below this folder", "results", metavar="DIR"
     )
-    parser.add_argument(
-        "--figures",
-        type=output_folder,
-        default="docs/figures",
-        metavar="DIR",
-        help="default docs/figures",
-    )
-    parser.add_argument(
+    parser.value("--figures", output_folder, "", "docs/figures", metavar="DIR")
+    parser.value(
         "--samples",
-        type=whole_number(1, 10**6),
-        default=20,
-        help="schedules of each kind (default 20; sweeps take a quarter of it)",
+        whole_number(1, 10**6),
+        "schedules of each kind (default 20; sweeps take a quarter of it)",
+        20,
     )
-    parser.add_argument(
-        "--work",
-        type=real_number(0, 1e9, above=True),
-        default=500,
-        help="mean updates a node (default 500)",
+    parser.value("--work", real_number(0, 1e9, above=True), "mean updates a node", 500)
+    parser.value("--iterations", whole_number(1, 10**7), "of diagnose", 100)
+    parser.value("--threshold", real_number(), "validation score a chosen run must reach", 80.0)
+    parser.value("--threads", whole_number(1, 1024), "threads of torch", 1)
+    parser.flag(
+        "--paper",
+        "the paper's three checkpoints (level 7, its protocol; SheafDEQ and ablation seed "
+        "43, Loop Transformer seed 42): continued iteration, schedules, and their figures "
+        "with the training curves of level 3, shift 1.2",
     )
-    parser.add_argument(
-        "--iterations", type=whole_number(1, 10**7), default=100, help="of diagnose (default 100)"
-    )
-    parser.add_argument(
-        "--threshold",
-        type=real_number(),
-        default=80.0,
-        help="validation score a chosen run must reach (default 80)",
-    )
-    parser.add_argument(
-        "--threads", type=whole_number(1, 1024), default=1, help="threads of torch (default 1)"
-    )
-    parser.add_argument(
-        "--paper", action="store_true",
-        help="the paper's three checkpoints (level 7, its protocol; SheafDEQ and ablation seed "
-             "43, Loop Transformer seed 42): "
-        "continued iteration, schedules, and their figures with the training curves of level 3, "
-        "shift 1.2",
-    )  # fmt: skip
     add_choice_options(parser)
     parser.set_defaults(run=run)
 

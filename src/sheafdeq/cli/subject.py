@@ -3,7 +3,9 @@ chosen from a store."""
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,12 +124,7 @@ def add_subject_options(parser: Any, graph: str) -> None:
         "paper's rule chooses one for each model: lowest seed whose validation score reaches "
         "--threshold",
     )
-    parser.add_argument(
-        "--threshold",
-        type=real_number(),
-        default=80.0,
-        help="validation score a chosen run must reach (default 80)",
-    )
+    parser.value("--threshold", real_number(), "validation score a chosen run must reach", 80.0)
     add_data_options(parser, parts=PARTS)
     parser.add_argument(
         "--graph",
@@ -137,16 +134,10 @@ def add_subject_options(parser: Any, graph: str) -> None:
     parser.add_argument(
         "--label", help="legend text of the (single) run, to tell it from others of the same model"
     )
-    parser.add_argument(
-        "--double", action="store_true", help="convert model and data to float64 first"
-    )
-    parser.add_argument(
-        "--threads", type=whole_number(1, 1024), help="threads of torch (default: torch's own)"
-    )
-    parser.add_argument(
-        "--out", type=output_folder, metavar="DIR", help="write one record a model into this folder"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.flag("--double", "convert model and data to float64 first")
+    parser.value("--threads", whole_number(1, 1024), "threads of torch (default: torch's own)")
+    parser.value("--out", output_folder, "write one record a model into this folder", metavar="DIR")
+    parser.flag("--json", "print one JSON object")
     add_choice_options(parser)
 
 
@@ -354,6 +345,30 @@ def write_record(folder: str | os.PathLike[str], name: str, payload: dict[str, A
     path = root / f"{name}.json"
     write_sealed(path, payload)
     return path
+
+
+def study_subjects(
+    options: Any,
+    study: Callable[[Subject], tuple[str, dict[str, Any]]],
+    summary: Callable[[dict[str, Any]], str],
+) -> int:
+    """``study`` every subject into (file name, payload), print, and write the records."""
+    results = []
+    for subject in subjects(options):
+        name, payload = study(subject)
+        if options.out:
+            print(f"wrote {write_record(options.out, name, payload)}", file=sys.stderr)
+        if not options.json:
+            print(summary(payload))
+        results.append(payload)
+    if options.json:
+        print(json.dumps({"results": results}))
+    return 0
+
+
+def chosen_by(options: Any) -> dict[str, Any]:
+    """The words of :func:`command_line` that every study of a subject has."""
+    return {key: getattr(options, key) for key in ("seed", "split", "graph", "double")}
 
 
 def command_line(

@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from sheafdeq.cli.arguments import (
+    Parser,
     add_assignments,
     output_folder,
     parse_assignments,
@@ -33,34 +34,20 @@ def configure(commands: Any) -> None:
         description="Compute every run that is not finished; failed ones are tried again.",
     )
     _common(runner)
-    runner.add_argument(
-        "--engine",
-        choices=["local", "ray"],
-        default="local",
-        help="worker processes here (default), or Ray",
-    )
-    runner.add_argument(
-        "--jobs",
-        type=whole_number(1, 1024),
-        default=1,
-        metavar="N",
-        help="runs at the same time (default 1)",
-    )
-    runner.add_argument(
+    runner.choice("--engine", ["local", "ray"], "worker processes here (default), or Ray", "local")
+    runner.value("--jobs", whole_number(1, 1024), "runs at the same time", 1, metavar="N")
+    runner.value(
         "--budget",
+        str,
+        "stop after so many epochs in all (500) or so much time (2h); run again to go on",
         metavar="EPOCHS|HOURS",
-        help="stop after so many epochs in all (500) or so much time (2h); run again to go on",
     )
-    runner.add_argument(
-        "--checkpoint-seconds",
-        type=real_number(0),
-        default=30.0,
-        help="how often a run's state is saved (default 30)",
-    )
-    runner.add_argument(
+    runner.value("--checkpoint-seconds", real_number(0), "how often a run's state is saved", 30.0)
+    runner.value(
         "--ray-address",
+        str,
+        "a running Ray cluster (default: start one on this machine)",
         metavar="ADDRESS",
-        help="a running Ray cluster (default: start one on this machine)",
     )
     runner.set_defaults(run=run)
     status = actions.add_parser(
@@ -69,9 +56,7 @@ def configure(commands: Any) -> None:
         description="Count finished, running, failed and remaining runs.",
     )
     _common(status)
-    status.add_argument(
-        "--missing", action="store_true", help="also list every run that is not done"
-    )
+    status.flag("--missing", "also list every run that is not done")
     status.set_defaults(run=show_status)
     export = actions.add_parser(
         "export",
@@ -80,54 +65,43 @@ def configure(commands: Any) -> None:
         "under telling names.",
     )
     _common(export)
-    export.add_argument(
-        "--results",
-        type=output_folder,
-        metavar="DIR",
-        default="results",
-        help="folder to copy into (default results)",
-    )
-    export.add_argument(
-        "--checkpoints",
-        action="store_true",
-        help="copy whole run directories, with their checkpoints",
-    )
+    export.value("--results", output_folder, "folder to copy into", "results", metavar="DIR")
+    export.flag("--checkpoints", "copy whole run directories, with their checkpoints")
     export.set_defaults(run=copy_records)
     listing = actions.add_parser(
         "list", help="the presets", description="Presets that ship with the package."
     )
-    listing.add_argument("--json", action="store_true", help="print one JSON object")
+    listing.flag("--json", "print one JSON object")
     listing.set_defaults(run=show_list)
 
 
-def _common(parser: argparse.ArgumentParser) -> None:
+def _common(parser: Parser) -> None:
     parser.add_argument(
         "preset", metavar="PRESET", help="a preset (see `sheafdeq sweep list`) or a .toml file"
     )
-    parser.add_argument(
-        "--out", type=output_folder, metavar="DIR", default="runs", help="run store (default runs)"
+    parser.value("--out", output_folder, "run store", "runs", metavar="DIR")
+    parser.value(
+        "--shard", str, "only the I-th of N parts, 1 <= I <= N (a SLURM array)", metavar="I/N"
     )
-    parser.add_argument(
-        "--shard", metavar="I/N", help="only the I-th of N parts, 1 <= I <= N (a SLURM array)"
-    )
-    parser.add_argument(
+    parser.value(
         "--threads",
-        type=whole_number(1, 1024),
-        help="threads of each run (default 1; part of the runs' identity)",
+        whole_number(1, 1024),
+        "threads of each run (default 1; part of the runs' identity)",
     )
     add_assignments(parser, "of every run")
     add_data_options(parser)
-    parser.add_argument(
+    parser.value(
         "--code-version",
+        str,
+        "name runs by this label instead of the digest of the sources",
         metavar="LABEL",
-        help="name runs by this label instead of the digest of the sources",
     )
     parser.add_argument(
         "--recorded", metavar="DIR", action="append", default=[],
         help="count runs with a record below DIR as done, whichever version of the sources made "
              "it; may be repeated",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.flag("--json", "print one JSON object")
 
 
 def _sweep(options: argparse.Namespace) -> Any:

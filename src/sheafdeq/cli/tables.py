@@ -55,21 +55,14 @@ def configure(commands: Any) -> None:
         choices=NAMES,
         help="'all' shows every record, whatever its task; 'results' is the page RESULTS.md",
     )
-    parser.add_argument(
-        "--full", action="store_true", help="every configuration in a row of its own"
-    )
+    parser.flag("--full", "every configuration in a row of its own")
     parser.add_argument(
         "--columns",
         nargs="+",
         metavar="TITLE",
         help="only these columns (L7 L10), and rows with a number of ours in them",
     )
-    parser.add_argument(
-        "--format",
-        choices=["text", "markdown", "latex", "csv", "html"],
-        default="text",
-        help="default text",
-    )
+    parser.choice("--format", ["text", "markdown", "latex", "csv", "html"], "", "text")
     parser.add_argument(
         "--metric",
         help="another metric of the test split in place of the score (mse, r2, accuracy, ...)",
@@ -80,23 +73,24 @@ def configure(commands: Any) -> None:
              "leave pilots and the like out; "
         "may be repeated, runs as well)",
     )  # fmt: skip
-    parser.add_argument(
-        "--wide", action="store_true", help="every column, however wide the terminal is"
-    )
-    parser.add_argument(
+    parser.flag("--wide", "every column, however wide the terminal is")
+    parser.value(
         "--out",
+        str,
+        "write to a file; of 'results' also a README.md beside it, between its marks",
         metavar="FILE",
-        help="write to a file; of 'results' also a README.md beside it, between its marks",
     )
-    parser.add_argument(
+    parser.value(
         "--explanations",
+        str,
+        "of 'results': what explains differences (default explanations.toml in --results)",
         metavar="FILE",
-        help="of 'results': what explains differences (default explanations.toml in --results)",
     )
-    parser.add_argument(
+    parser.value(
         "--figures",
+        str,
+        "of 'results': also draw the community table into this folder",
         metavar="DIR",
-        help="of 'results': also draw the community table into this folder",
     )
     parser.set_defaults(run=run)
 

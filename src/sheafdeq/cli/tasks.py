@@ -31,10 +31,8 @@ def configure(commands: Any) -> None:
         description="List every task with its kind, size and licence; 'sheafdeq tasks show NAME' "
         "examines one.",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument(
-        "--wide", action="store_true", help="every column, however wide the terminal is"
-    )
+    parser.flag("--json", "print one JSON object")
+    parser.flag("--wide", "every column, however wide the terminal is")
     parser.set_defaults(run=run_list)
     actions = parser.add_subparsers(title="actions", metavar="ACTION")
     show = actions.add_parser(
@@ -50,12 +48,7 @@ def configure(commands: Any) -> None:
         help="a name from 'sheafdeq tasks'; with files of your own, what they are to be called",
     )
     name.completer = names_of(task_names)
-    show.add_argument(
-        "--level",
-        type=whole_number(0, 10),
-        metavar="L",
-        help="heterophily level 0 to 10 (community)",
-    )
+    show.value("--level", whole_number(0, 10), "heterophily level 0 to 10 (community)", metavar="L")
     show.add_argument(
         "--option",
         "--task-set",
@@ -66,13 +59,10 @@ def configure(commands: Any) -> None:
         help="another option of the task, e.g. nodes=60",
     )
     add_data_options(show, mask_seed=["--seed"])
-    show.add_argument(
-        "--plot",
-        type=output_file(*FIGURE_ENDINGS),
-        metavar="FILE",
-        help="also draw the task (png, svg, pdf)",
+    show.value(
+        "--plot", output_file(*FIGURE_ENDINGS), "also draw the task (png, svg, pdf)", metavar="FILE"
     )
-    show.add_argument("--json", action="store_true", help="print one JSON object")
+    show.flag("--json", "print one JSON object")
     show.set_defaults(run=run_show)
 
 

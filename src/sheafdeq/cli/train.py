@@ -37,26 +37,25 @@ def configure(commands: Any) -> None:
         "checkpoint, "
         "and file the run under --out.",
     )
-    parser.add_argument(
+    parser.value(
         "--config",
+        str,
+        "a TOML file with the configuration; other options replace its values",
         metavar="FILE",
-        help="a TOML file with the configuration; other options replace its values",
     )
-    parser.add_argument(
+    parser.value(
         "--recipe",
+        str,
+        "a configuration that ships with the package (reliable: SheafDEQ that settles; "
+        "cascade, cascade-wide: the Sheaf Cascade); other options replace its values",
         metavar="NAME",
-        help="a configuration that ships with the package (reliable: SheafDEQ that settles; "
-        "cascade, cascade-wide: the Sheaf Cascade); "
-        "other options replace its values",
     )
     task: Any = parser.add_argument(
         "--task",
         help="task name (see `sheafdeq tasks`); with files of your own, what they are to be called",
     )
     task.completer = names_of(task_names)
-    parser.add_argument(
-        "--level", type=whole_number(0, 10), help="heterophily level of a community task"
-    )
+    parser.value("--level", whole_number(0, 10), "heterophily level of a community task")
     model: Any = parser.add_argument(
         "--model",
         metavar="NAME|MODULE:CLASS",
@@ -65,34 +64,32 @@ def configure(commands: Any) -> None:
     model.completer = names_of(model_names)
     add_assignments(parser)
     add_data_options(parser)
-    parser.add_argument(
-        "--seed", type=seed_number, help="parameter-initialisation seed (default 42)"
-    )
+    parser.value("--seed", seed_number, "parameter-initialisation seed (default 42)")
     parser.add_argument(
         "--epochs",
         type=whole_number(0, 10**7),
         dest="max_epochs",
         help="at most this many epochs (default 2000)",
     )
-    parser.add_argument(
+    parser.value(
         "--patience",
-        type=whole_number(1, 10**7),
-        help="stop after so many epochs without improvement (default: the task's)",
+        whole_number(1, 10**7),
+        "stop after so many epochs without improvement (default: the task's)",
     )
-    parser.add_argument("--learning-rate", type=real_number(0, above=True), help="default 0.01")
-    parser.add_argument("--weight-decay", type=real_number(0), help="default 0.0005")
-    parser.add_argument("--clip-norm", type=real_number(0, above=True), help="default 1")
-    parser.add_argument(
+    parser.value("--learning-rate", real_number(0, above=True), "default 0.01")
+    parser.value("--weight-decay", real_number(0), "default 0.0005")
+    parser.value("--clip-norm", real_number(0, above=True), "default 1")
+    parser.choice(
         "--schedule",
-        choices=["constant", "wsd", "plateau"],
-        help="learning-rate schedule (default wsd, the paper's)",
+        ["constant", "wsd", "plateau"],
+        "learning-rate schedule (default wsd, the paper's)",
     )
-    parser.add_argument(
+    parser.value(
         "--threads",
-        type=whole_number(1, 1024),
-        help="threads of torch (default 1; part of the run's identity)",
+        whole_number(1, 1024),
+        "threads of torch (default 1; part of the run's identity)",
     )
-    parser.add_argument("--dtype", choices=["float32", "float64"], help="default float32")
+    parser.choice("--dtype", ["float32", "float64"], "default float32")
     add_runs(
         parser,
         "init_from",
@@ -100,62 +97,48 @@ def configure(commands: Any) -> None:
         other="a run of --out",
         help="start from the checkpoint of a run (its directory, or the beginning of its id)",
     )
-    parser.add_argument(
+    parser.value(
         "--test-every",
-        type=whole_number(),
+        whole_number(),
+        "record the test score at every K-th epoch, for figures only",
         metavar="K",
-        help="record the test score at every K-th epoch, for figures only",
     )
-    parser.add_argument(
-        "--residual-weight",
-        type=real_number(0),
-        help="penalty on the mean squared residual (default 0)",
+    parser.value(
+        "--residual-weight", real_number(0), "penalty on the mean squared residual (default 0)"
     )
-    parser.add_argument(
+    parser.value(
         "--residual-max-weight",
-        type=real_number(0),
-        help="penalty on the largest squared residual (default 0)",
+        real_number(0),
+        "penalty on the largest squared residual (default 0)",
     )
-    parser.add_argument(
-        "--rate-weight",
-        type=real_number(0),
-        help="penalty on contraction rates above 0.9 (default 0)",
+    parser.value(
+        "--rate-weight", real_number(0), "penalty on contraction rates above 0.9 (default 0)"
     )
-    parser.add_argument(
-        "--out", type=output_folder, metavar="DIR", help="run store; without it nothing is written"
-    )
-    parser.add_argument("--fresh", action="store_true", help="do not resume an unfinished run")
-    parser.add_argument(
-        "--checkpoint-seconds",
-        type=real_number(0),
-        default=30.0,
-        help="how often the state is saved (default 30)",
-    )
-    parser.add_argument(
+    parser.value("--out", output_folder, "run store; without it nothing is written", metavar="DIR")
+    parser.flag("--fresh", "do not resume an unfinished run")
+    parser.value("--checkpoint-seconds", real_number(0), "how often the state is saved", 30.0)
+    parser.value(
         "--tensorboard",
-        type=output_folder,
+        output_folder,
+        "write TensorBoard curves (needs sheafdeq[tensorboard])",
         metavar="DIR",
-        help="write TensorBoard curves (needs sheafdeq[tensorboard])",
     )
-    parser.add_argument(
+    parser.value(
         "--parts",
-        type=whole_number(1, 1024),
+        whole_number(1, 1024),
+        "solve and differentiate in P parts with a worker each; without --out",
         metavar="P",
-        help="solve and differentiate in P parts with a worker each; without --out",
     )
-    parser.add_argument(
-        "--engine",
-        choices=["local", "ray", "in-process"],
-        default="local",
-        help="where the workers of --parts live",
+    parser.choice(
+        "--engine", ["local", "ray", "in-process"], "where the workers of --parts live", "local"
     )
-    parser.add_argument(
+    parser.value(
         "--save",
-        type=output_folder,
+        output_folder,
+        "with --parts: write the best checkpoint into this folder",
         metavar="DIR",
-        help="with --parts: write the best checkpoint into this folder",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.flag("--json", "print one JSON object")
     parser.set_defaults(run=run)
 
 

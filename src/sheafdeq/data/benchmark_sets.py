@@ -15,15 +15,11 @@ from sheafdeq.data.raw_formats import (
     parse_tu,
 )
 
-__all__ = [
-    "GRAPH_SETS",
-    "NODE_SETS",
-    "Source",
-]
+__all__ = ["GRAPH_SETS", "NODE_SETS", "DataSource"]
 
 
 @dataclass(frozen=True)
-class Source:
+class DataSource:
     """Where one data set comes from and how it is read."""
 
     name: str
@@ -66,7 +62,7 @@ _IMBALANCED = ("two classes of unequal size: scored by ROC-AUC",)
 NODE_SETS = {
     source.name: source
     for source in [
-        Source(
+        DataSource(
             "cora",
             "planetoid/Cora",
             parse_planetoid,
@@ -75,7 +71,7 @@ NODE_SETS = {
             10556,
             "citations, 7 topics",
         ),
-        Source(
+        DataSource(
             "citeseer",
             "planetoid/CiteSeer",
             parse_planetoid,
@@ -84,7 +80,7 @@ NODE_SETS = {
             9104,
             "citations, 6 topics",
         ),
-        Source(
+        DataSource(
             "pubmed",
             "planetoid/PubMed",
             parse_planetoid,
@@ -94,7 +90,7 @@ NODE_SETS = {
             "citations, 3 topics",
         ),
         *(
-            Source(
+            DataSource(
                 name,
                 f"webkb/{name}",
                 partial(parse_geom_gcn, prefix=name),
@@ -110,7 +106,7 @@ NODE_SETS = {
                 ("cornell", 183, 554),
             )
         ),
-        Source(
+        DataSource(
             "actor",
             "actor",
             partial(parse_geom_gcn, prefix="film", indexed=True),
@@ -119,7 +115,7 @@ NODE_SETS = {
             53318,
             "actors on the same page, 5 kinds",
         ),
-        Source(
+        DataSource(
             "chameleon",
             "wikipedia/chameleon/geom_gcn",
             partial(parse_geom_gcn, prefix="chameleon"),
@@ -129,7 +125,7 @@ NODE_SETS = {
             "Wikipedia pages, 5 traffic classes",
             remarks=_DUPLICATES,
         ),
-        Source(
+        DataSource(
             "squirrel",
             "wikipedia/squirrel/geom_gcn",
             partial(parse_geom_gcn, prefix="squirrel"),
@@ -139,7 +135,7 @@ NODE_SETS = {
             "Wikipedia pages, 5 traffic classes",
             remarks=_DUPLICATES,
         ),
-        Source(
+        DataSource(
             "chameleon-filtered",
             "heterophilous_filtered/chameleon_filtered.npz",
             parse_heterophilous,
@@ -148,7 +144,7 @@ NODE_SETS = {
             17708,
             "Chameleon without duplicate nodes",
         ),
-        Source(
+        DataSource(
             "squirrel-filtered",
             "heterophilous_filtered/squirrel_filtered.npz",
             parse_heterophilous,
@@ -157,7 +153,7 @@ NODE_SETS = {
             93996,
             "Squirrel without duplicate nodes",
         ),
-        Source(
+        DataSource(
             "minesweeper",
             "heterophilous/minesweeper/raw/minesweeper.npz",
             parse_heterophilous,
@@ -168,7 +164,7 @@ NODE_SETS = {
             metric="roc_auc",
             remarks=_IMBALANCED,
         ),
-        Source(
+        DataSource(
             "tolokers",
             "heterophilous/tolokers/raw/tolokers.npz",
             parse_heterophilous,
@@ -185,7 +181,7 @@ NODE_SETS = {
 GRAPH_SETS = {
     source.name: source
     for source in [
-        Source(
+        DataSource(
             "mutag",
             "tu/MUTAG",
             parse_tu,
@@ -195,7 +191,7 @@ GRAPH_SETS = {
             "molecules, mutagenic or not",
             graphs=188,
         ),
-        Source(
+        DataSource(
             "proteins",
             "tu/PROTEINS",
             parse_tu,

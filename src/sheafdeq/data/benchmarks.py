@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from scipy import sparse
 
-from sheafdeq.data.benchmark_sets import Source
+from sheafdeq.data.benchmark_sets import DataSource
 from sheafdeq.data.cache import cached
 from sheafdeq.data.files import data_root, manifest, read_files
 from sheafdeq.data.graph import Graph
@@ -35,11 +35,7 @@ from sheafdeq.data.raw_formats import Arrays
 from sheafdeq.data.task import Dimensions, Split, Task
 from sheafdeq.errors import DataError, InputError
 
-__all__ = [
-    "Root",
-    "graph_task",
-    "node_task",
-]
+__all__ = ["Root", "graph_task", "node_task"]
 
 
 _DIMENSIONS = Dimensions(48, 20, 3, 16)
@@ -50,7 +46,7 @@ Root = str | os.PathLike[str] | None
 
 
 def node_task(
-    source: Source,
+    source: DataSource,
     *,
     split: int | str = 0,
     undirected: bool = True,
@@ -98,7 +94,7 @@ def node_task(
 
 
 def graph_task(
-    source: Source, *, split: int = 0, root: Root = None, download: bool = False
+    source: DataSource, *, split: int = 0, root: Root = None, download: bool = False
 ) -> Task:
     """Graph classification with held-out graphs, fold number ``split`` of ten."""
     _check_split(source, split, 10)
@@ -138,7 +134,7 @@ def graph_task(
     )
 
 
-def _load(source: Source, root: Root, download: bool) -> Arrays:
+def _load(source: DataSource, root: Root, download: bool) -> Arrays:
     folder = data_root(root)
     paths = source.paths
     sources = {path: manifest()[path].sha256 for path in paths}
@@ -147,24 +143,19 @@ def _load(source: Source, root: Root, download: bool) -> Arrays:
     return _checked(source, cached(folder, source.name, sources, lambda: _parsed(source, contents)))
 
 
-def _parsed(source: Source, contents: dict[str, bytes]) -> Arrays:
+_MALFORMED = (ValueError, LookupError, TypeError, OverflowError, AttributeError, MemoryError)
+
+
+def _parsed(source: DataSource, contents: dict[str, bytes]) -> Arrays:
     try:
         return source.parse(contents, source.folder)
-    except (
-        ValueError,
-        KeyError,
-        IndexError,
-        TypeError,
-        OverflowError,
-        AttributeError,
-        MemoryError,
-    ) as error:
+    except _MALFORMED as error:
         raise DataError(
             f"the files of {source.name} do not have their format: {type(error).__name__}: {error}"
         ) from error
 
 
-def _checked(source: Source, arrays: Arrays) -> Arrays:
+def _checked(source: DataSource, arrays: Arrays) -> Arrays:
     """The arrays, if they fit each other and the data set: a cache on disk could say anything."""
 
     def fits() -> bool:
@@ -220,7 +211,7 @@ def _is_partition(graph_of_node: np.ndarray, nodes: int, graphs: int) -> bool:
     return within and not (np.diff(graph_of_node) < 0).any()
 
 
-def _split_row(source: Source, arrays: Arrays, split: int | str) -> int:
+def _split_row(source: DataSource, arrays: Arrays, split: int | str) -> int:
     count = len(arrays["train"])
     if count == 11:  # citation graphs keep their public split in the last row
         if split == "public":
@@ -230,7 +221,7 @@ def _split_row(source: Source, arrays: Arrays, split: int | str) -> int:
     return int(split)
 
 
-def _check_split(source: Source, split: int | str, count: int) -> None:
+def _check_split(source: DataSource, split: int | str, count: int) -> None:
     if isinstance(split, bool) or not isinstance(split, int) or not 0 <= split < count:
         raise InputError(f"{source.name} has splits 0 to {count - 1}, got {split!r}")
 

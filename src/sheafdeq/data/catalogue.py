@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from importlib import resources
-from typing import Any
+from typing import Any, get_type_hints
 
 from sheafdeq.data.benchmark_sets import GRAPH_SETS, NODE_SETS
 from sheafdeq.data.benchmarks import graph_task, node_task
@@ -20,11 +20,11 @@ from sheafdeq.data.terrain import mnist_terrain, mnist_terrain_standin
 from sheafdeq.errors import InputError, OptionError
 from sheafdeq.options import SEED, Limits, OptionType, check_options, option_types, unknown_name
 
-__all__ = ["Entry", "entries", "load_task", "recorded_digests", "task_names"]
+__all__ = ["TaskEntry", "entries", "load_task", "recorded_digests", "task_names"]
 
 
 @dataclass(frozen=True)
-class Entry:
+class TaskEntry:
     """What a listing says of a task before it is loaded."""
 
     name: str
@@ -43,7 +43,7 @@ class Entry:
     def types(self) -> dict[str, OptionType]:
         """The values every option takes, from the builder's annotations."""
         builder = self.build.func if isinstance(self.build, partial) else self.build
-        return option_types(builder, self.options, _LIMITS)
+        return option_types(get_type_hints(builder), self.options, _LIMITS)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -69,10 +69,10 @@ _LIMITS = {
 }
 _LARGEST_WORK = 2**28
 
-_ENTRIES: dict[str, Entry] = {
+_ENTRIES: dict[str, TaskEntry] = {
     entry.name: entry
     for entry in [
-        Entry(
+        TaskEntry(
             "community",
             "node classification",
             13_500,
@@ -85,7 +85,7 @@ _ENTRIES: dict[str, Entry] = {
                 o["nodes"] * (o["k"] + 8) * (len(o["train_seeds"]) + len(o["test_seeds"]))
             ),
         ),
-        Entry(
+        TaskEntry(
             "counting",
             "node regression",
             1_275,
@@ -96,7 +96,7 @@ _ENTRIES: dict[str, Entry] = {
             counting,
             work=lambda o: 4 * o["chains"] ** (3 if o["features"] == "one-hot" else 2),
         ),
-        Entry(
+        TaskEntry(
             "sums",
             "node regression",
             100_000,
@@ -107,7 +107,7 @@ _ENTRIES: dict[str, Entry] = {
             sums,
             work=lambda o: 8 * o["chains"] * o["length"],
         ),
-        Entry(
+        TaskEntry(
             "coordinates",
             "localisation",
             30_000,
@@ -118,7 +118,7 @@ _ENTRIES: dict[str, Entry] = {
             coordinates,
             work=lambda o: o["graphs"] * o["nodes"] * max(o["nodes"], o["k"] + 8),
         ),
-        Entry(
+        TaskEntry(
             "mnist-terrain",
             "node classification",
             147_800,
@@ -129,7 +129,7 @@ _ENTRIES: dict[str, Entry] = {
             mnist_terrain,
             files=True,
         ),
-        Entry(
+        TaskEntry(
             "mnist-terrain-standin",
             "node classification",
             600,
@@ -141,7 +141,7 @@ _ENTRIES: dict[str, Entry] = {
             work=lambda o: o["images"] * max(1024, o["pixels"] ** 2),
         ),
         *(
-            Entry(
+            TaskEntry(
                 source.name,
                 kind,
                 source.nodes,
@@ -175,7 +175,7 @@ def recorded_digests() -> dict[str, str]:
     return result
 
 
-def entries() -> list[Entry]:
+def entries() -> list[TaskEntry]:
     """All entries, in listing order."""
     return list(_ENTRIES.values())
 

@@ -9,13 +9,7 @@ from sheafdeq.data.archives import read_npz
 from sheafdeq.data.pickles import read_pickle
 from sheafdeq.errors import DataError
 
-__all__ = [
-    "Arrays",
-    "parse_geom_gcn",
-    "parse_heterophilous",
-    "parse_planetoid",
-    "parse_tu",
-]
+__all__ = ["Arrays", "parse_geom_gcn", "parse_heterophilous", "parse_planetoid", "parse_tu"]
 
 
 Arrays = dict[str, np.ndarray]

@@ -62,14 +62,7 @@ def mnist_terrain(
         chosen = labels <= 1
         pictures.append(values[chosen])
         digits.append(labels[chosen])
-    options = {
-        "images": images,
-        "pixels": pixels,
-        "edges": edges,
-        "k": k,
-        "radius": radius,
-        "seed": seed,
-    }
+    options = dict(images=images, pixels=pixels, edges=edges, k=k, radius=radius, seed=seed)
     licence = "none stated (MNIST database, Y. LeCun, C. Cortes, C. Burges)"
     picture, digit = np.concatenate(pictures)[:images], np.concatenate(digits)[:images]
     return _terrain("mnist-terrain", picture, digit, options, licence, ())
@@ -97,14 +90,7 @@ def mnist_terrain_standin(
     ring = np.exp(-12 * (np.hypot(across, along) - 1) ** 2)
     bar = np.exp(-12 * across**2) * (np.abs(along) < 1)
     picture = (255 * np.where(digit[:, None, None] == 0, ring, bar)).astype(np.uint8)
-    options = {
-        "images": images,
-        "pixels": pixels,
-        "edges": edges,
-        "k": k,
-        "radius": radius,
-        "seed": seed,
-    }
+    options = dict(images=images, pixels=pixels, edges=edges, k=k, radius=radius, seed=seed)
     remark = (
         "a synthetic stand-in of the shape of MNIST Terrain: its scores say nothing about MNIST"
     )

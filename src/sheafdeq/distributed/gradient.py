@@ -241,11 +241,7 @@ def _looped(stand_in: StandIn, solver: Picard) -> Solution:
         probe=False,
     )
     return iterate(
-        stand_in.function,
-        stand_in.moved,
-        stand_in,
-        stopping,
-        partition=stand_in.partition,
+        stand_in.function, stand_in.moved, stand_in, stopping, partition=stand_in.partition
     )
 
 

@@ -9,7 +9,7 @@ from sheafdeq.adjoints.backward import Peaks, probe_pattern
 from sheafdeq.distributed.lockstep_part import LockstepPart
 from sheafdeq.distributed.mail import Kind
 from sheafdeq.distributed.message import Message
-from sheafdeq.distributed.part_state import Adjoint, version_of
+from sheafdeq.distributed.part_state import BackwardPass, version_of
 
 __all__ = ["GradientPart"]
 
@@ -34,7 +34,7 @@ class GradientPart(LockstepPart):
         """The cotangent of the outputs arrives; it goes through the readout."""
         assert self.tape is not None
         assert self.tape.outputs is not None
-        self.adjoint = Adjoint(level=len(self.tape.pieces))
+        self.adjoint = BackwardPass(level=len(self.tape.pieces))
         own, halo = self.tape.back(
             self.tape.outputs, command.tensors["cotangent"].to(self.tape.outputs.out.dtype)
         )
@@ -123,7 +123,7 @@ class GradientPart(LockstepPart):
             self.mail.send(owner, Kind.GRADIENT, version_of(self.solve, number), halo[first:last])
             self.counters.sent += 1
 
-    def _try_exchange(self, adjoint: Adjoint) -> list[Message]:
+    def _try_exchange(self, adjoint: BackwardPass) -> list[Message]:
         wanted = version_of(self.solve, adjoint.number)
         letters = {reader: self.mail.newest(reader, Kind.GRADIENT) for reader in self.part.readers}
         if any(letter is None or letter[0] != wanted for letter in letters.values()):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sheafdeq.errors import WorkerError
 
-__all__ = ["Channel", "Message"]
+__all__ = ["Message", "MessageStream"]
 
 LARGEST = 1 << 40
 """Bytes; a longer length means that the stream is not ours."""
@@ -54,7 +54,7 @@ class Message:
             ) from error
 
 
-class Channel:
+class MessageStream:
     """Messages over a connected stream socket; reading never blocks longer than asked."""
 
     def __init__(self, connection: socket.socket) -> None:

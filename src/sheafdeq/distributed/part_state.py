@@ -25,7 +25,7 @@ from sheafdeq.solvers import Partition, Picard
 
 __all__ = [
     "ROUNDS_A_SOLVE",
-    "Adjoint",
+    "BackwardPass",
     "Counters",
     "FreeRun",
     "PartState",
@@ -111,7 +111,7 @@ class FreeRun:
 
 
 @dataclass
-class Adjoint:
+class BackwardPass:
     """A backward pass under way: cotangents of own rows, and the exchange that is awaited."""
 
     number: int = -1  # of the exchange
@@ -176,7 +176,7 @@ class PartState:
         self.tape: Tape | None = None
         # the last recorded evaluation, until its proposal is taken over or dropped
         self.piece: Piece | None = None
-        self.adjoint = Adjoint()
+        self.adjoint = BackwardPass()
         self.solver = Picard(steps=0)
         self.distance = self.solver.stopping.measure
 
@@ -198,7 +198,7 @@ class PartState:
             None,
             None,
         )
-        self.piece, self.adjoint, self.idle_since = None, Adjoint(), None
+        self.piece, self.adjoint, self.idle_since = None, BackwardPass(), None
         self.heard = {}
 
     def _step(self, state: Tensor, halo: Tensor) -> Tensor:

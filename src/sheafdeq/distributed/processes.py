@@ -27,7 +27,7 @@ import torch
 
 from sheafdeq.distributed.engine import PartSource, failure, versions
 from sheafdeq.distributed.mail import NO_FAULTS, Faults, FaultyMail, Mail
-from sheafdeq.distributed.message import Channel, Message
+from sheafdeq.distributed.message import Message, MessageStream
 from sheafdeq.distributed.part import Part
 from sheafdeq.distributed.slots import Board, SlotMail, board_size
 from sheafdeq.distributed.worker import Worker
@@ -96,7 +96,7 @@ class Processes:
             for end in pair:
                 os.set_blocking(end, False)
         self.processes: list[Any] = [None] * self.count
-        self.channels: list[Channel | None] = [None] * self.count
+        self.channels: list[MessageStream | None] = [None] * self.count
         self.selector = selectors.DefaultSelector()
         self.layout: dict[str, Any] | None = None
         self.backlog: list[tuple[int, Message]] = []
@@ -138,7 +138,7 @@ class Processes:
         process.start()
         theirs.close()
         self.processes[part] = process
-        channel = self.channels[part] = Channel(ours)
+        channel = self.channels[part] = MessageStream(ours)
         self.selector.register(ours, selectors.EVENT_READ, part)
         if self.layout is not None:
             channel.send(Message("board", self.layout))
@@ -228,7 +228,7 @@ def _main(
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides
     torch.set_num_threads(threads)
-    channel = Channel(connection)
+    channel = MessageStream(connection)
     try:
         with open(part_file.number, "rb") as stream:
             stream.seek(0)
@@ -260,7 +260,7 @@ class _Host:
     def __init__(
         self,
         number: int,
-        channel: Channel,
+        channel: MessageStream,
         part: Part,
         model: EquilibriumModel,
         board: int,

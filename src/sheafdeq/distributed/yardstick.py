@@ -61,6 +61,13 @@ class Yardstick:
             result.append((residual + below) / (1.0 - self.rate))
         return result
 
+    def distances(self, one: Tensor, other: Tensor) -> list[float]:
+        """Of two states in this metric, one a level."""
+        found: list[float] = metric_residuals(
+            self.metric, self.levels, self.weights, one, other
+        ).tolist()
+        return found
+
     def facts(self, residuals: list[float]) -> dict[str, Any]:
         """For the record."""
         bounds = self.bounds(residuals)

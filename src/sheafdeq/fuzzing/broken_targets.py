@@ -10,9 +10,7 @@ from typing import Any
 
 from sheafdeq.fuzzing.targets import Target
 
-__all__ = [
-    "BROKEN",
-]
+__all__ = ["BROKEN"]
 
 
 def _unpickles(random: Random, folder: Path) -> None:

@@ -19,16 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from sheafdeq.errors import SheafDEQError
-from sheafdeq.fuzzing.guard import Guard, Violation
+from sheafdeq.fuzzing.guard import ForbiddenAct, Guard
 
 __all__ = ["attempt", "main"]
 
 MEMORY = 3 * 2**29
 """Bytes a case may allocate beyond what the process holds when it starts (1.5 GiB)."""
-
-
-class UnnamedOutcome(Exception):
-    """A command ended in words that only say that something unexpected happened."""
 
 
 def attempt(target: Any, seed: str, folder: Path, guard: Guard | None = None) -> dict[str, Any]:
@@ -48,7 +44,7 @@ def attempt(target: Any, seed: str, folder: Path, guard: Guard | None = None) ->
             target(random.Random(seed), folder)
     except SheafDEQError as error:
         outcome = f"named {type(error).__name__}"
-    except Violation as error:
+    except ForbiddenAct as error:
         failure = f"violation: {error}"
     except KeyboardInterrupt:
         raise

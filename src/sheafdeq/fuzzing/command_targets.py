@@ -11,11 +11,7 @@ from typing import Any
 from sheafdeq.fuzzing.hostile import NUMBERS, WORDS, damaged_bytes, damaged_json, hostile
 from sheafdeq.fuzzing.record_targets import PREPARED, write_damaged
 
-__all__ = [
-    "commands",
-    "configurations",
-    "options",
-]
+__all__ = ["commands", "configurations", "options"]
 
 
 _TOML = [

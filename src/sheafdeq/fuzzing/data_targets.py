@@ -12,12 +12,7 @@ from typing import Any
 
 from sheafdeq.fuzzing.hostile import WORDS, damaged_bytes
 
-__all__ = [
-    "cache",
-    "csv",
-    "npz",
-    "pickles",
-]
+__all__ = ["cache", "csv", "npz", "pickles"]
 
 
 def npz(random: Random, folder: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-__all__ = ["Guard", "Violation"]
+__all__ = ["ForbiddenAct", "Guard"]
 
 _FORBIDDEN = {
     "os.system",
@@ -51,7 +51,7 @@ _CHANGING = {
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
-class Violation(BaseException):
+class ForbiddenAct(BaseException):
     """A forbidden act; not an ``Exception``, so that ordinary handlers do not catch it."""
 
 
@@ -107,7 +107,7 @@ class Guard:
 
     def _refuse(self, what: str) -> None:
         self.violations.append(what[:300])
-        raise Violation(what)
+        raise ForbiddenAct(what)
 
 
 _MACHINERY = (

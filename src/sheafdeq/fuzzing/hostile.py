@@ -6,14 +6,7 @@ import json
 from random import Random
 from typing import Any
 
-__all__ = [
-    "NUMBERS",
-    "WORDS",
-    "damaged_bytes",
-    "damaged_json",
-    "hostile",
-    "nested",
-]
+__all__ = ["NUMBERS", "WORDS", "damaged_bytes", "damaged_json", "hostile", "nested"]
 
 
 NUMBERS = [

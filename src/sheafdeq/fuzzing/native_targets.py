@@ -7,10 +7,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-__all__ = [
-    "layouts",
-    "native",
-]
+__all__ = ["layouts", "native"]
 
 
 def _tensor(random: Random, good: Any) -> Any:

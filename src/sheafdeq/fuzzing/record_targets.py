@@ -12,14 +12,7 @@ from typing import Any
 
 from sheafdeq.fuzzing.hostile import damaged_bytes, damaged_json, hostile
 
-__all__ = [
-    "PREPARED",
-    "checkpoints",
-    "figures",
-    "prepare",
-    "records",
-    "write_damaged",
-]
+__all__ = ["PREPARED", "checkpoints", "figures", "prepare", "records", "write_damaged"]
 
 
 PREPARED: dict[str, Any] = {}

@@ -17,11 +17,7 @@ from sheafdeq.fuzzing.data_targets import cache, csv, npz, pickles
 from sheafdeq.fuzzing.native_targets import layouts, native
 from sheafdeq.fuzzing.record_targets import checkpoints, figures, records
 
-__all__ = [
-    "PREPARED_TARGETS",
-    "TARGETS",
-    "Target",
-]
+__all__ = ["PREPARED_TARGETS", "TARGETS", "Target"]
 
 
 Target = Callable[[Random, Path], None]

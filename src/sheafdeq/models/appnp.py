@@ -7,19 +7,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from typing_extensions import Unpack
 
-from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
 from sheafdeq.distances import RELATIVE_ENTRY, THOMPSON, Distance
 from sheafdeq.edges import Edges
-from sheafdeq.equilibrium import Readout
+from sheafdeq.equilibrium import Readout, Solving
 from sheafdeq.errors import InputError
 from sheafdeq.layers.adjacency import gcn_weights, propagate
 from sheafdeq.layers.checks import checked_dropout, checked_positive
 from sheafdeq.layers.gathering import GatheringModel
 from sheafdeq.layers.initialise import xavier
 from sheafdeq.recurrence import edge_field, node_field
-from sheafdeq.solvers import Solver
 
 __all__ = ["APPNP", "AppnpContext"]
 
@@ -61,8 +60,7 @@ class APPNP(GatheringModel):
         tanh (a contraction of Thompson's metric for beta >= 1.2 when B >= 0; B is unsigned
             here, as in the paper, so positivity rests on beta > 1 alone).
         dropout: in the encoder, while training.
-        steps: K.
-        solver, gradient: as for every equilibrium model.
+        solving: ``steps`` K, ``solver``, ``gradient``, as for every equilibrium model.
 
     Shapes: x (n, f) -> (n, o). Edge features are ignored.
     """
@@ -78,11 +76,9 @@ class APPNP(GatheringModel):
         alpha: float = 0.1,
         shift: float | None = None,
         dropout: float = 0.5,
-        steps: int = 20,
-        solver: str | Solver | None = None,
-        gradient: str | Adjoint = "unrolled",
+        **solving: Unpack[Solving],
     ) -> None:
-        super().__init__(steps=steps, solver=solver, gradient=gradient)
+        super().__init__(**solving)
         checked_positive(in_channels=in_channels, out_channels=out_channels, width=width)
         if not 0.0 < float(alpha) <= 1.0:
             raise InputError(f"alpha must be in (0, 1], got {alpha!r}")

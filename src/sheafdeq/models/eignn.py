@@ -87,10 +87,11 @@ class EIGNN(GatheringModel):
         normalise: scale rows of the equilibrium to unit length before the readout.
         max_nodes: largest single graph that is decomposed.
         steps: step limit when iterating.
-        encoder, input_dropout: what the features pass first
+        encoder: what the features pass first, with ``input_dropout`` before it
             (:class:`~sheafdeq.layers.feature_encoder.FeatureEncoder`).
         dropout: in that encoder and on the state at the readout while training, one mask a solve.
-        solver, gradient: used when iterating.
+        solver: used when iterating.
+        gradient: used when iterating.
 
     Shapes: x (n, f) -> (n, o). Edge features are ignored.
     """

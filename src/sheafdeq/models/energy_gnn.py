@@ -108,7 +108,8 @@ class EnergyGNN(EquilibriumModel):
         beta: strong convexity.
         edge_dim: width of the edge features, None without; they enter the free inputs of m.
         activation: ``"softplus"`` or ``"relu"``.
-        steps, tolerance: of the minimisation.
+        steps: limit of the minimisation.
+        tolerance: residual at which it ends.
 
     Shapes: x (n, f), edge_attr (e, edge_dim) -> (n, o).
     """

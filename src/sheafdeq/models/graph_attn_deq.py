@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from typing_extensions import Unpack
 
-from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
 from sheafdeq.distances import THOMPSON
 from sheafdeq.edges import Edges
-from sheafdeq.equilibrium import Readout
+from sheafdeq.equilibrium import Readout, Solving
 from sheafdeq.errors import InputError
 from sheafdeq.layers.checks import checked_positive
 from sheafdeq.layers.gathering import GatheringModel
@@ -20,7 +20,6 @@ from sheafdeq.layers.initialise import xavier
 from sheafdeq.layers.restriction import checked_norm_order, normalise_rows
 from sheafdeq.ops.attention import Attended, EdgeTerms, attention, packed_attention
 from sheafdeq.recurrence import edge_field, node_field
-from sheafdeq.solvers import Solver
 
 __all__ = ["AttentionContext", "GraphAttnDEQ"]
 
@@ -64,11 +63,10 @@ class GraphAttnDEQ(GatheringModel):
         heads: M.
         channels: q = c / M.
         shift: beta > 1.
-        steps: K.
         edge_dim: width of the edge features, None without.
         pre_norm: the normalised variant.
         norm_order: its p.
-        solver, gradient: as for every equilibrium model.
+        solving: ``steps`` K, ``solver``, ``gradient``, as for every equilibrium model.
 
     Shapes: x (n, f), edge_attr (e, edge_dim) -> (n, o).
     """
@@ -83,14 +81,12 @@ class GraphAttnDEQ(GatheringModel):
         channels: int = 16,
         *,
         shift: float = 1.3,
-        steps: int = 20,
         edge_dim: int | None = None,
         pre_norm: bool = False,
         norm_order: float = 2,
-        solver: str | Solver | None = None,
-        gradient: str | Adjoint = "unrolled",
+        **solving: Unpack[Solving],
     ) -> None:
-        super().__init__(steps=steps, solver=solver, gradient=gradient)
+        super().__init__(**solving)
         checked_positive(
             in_channels=in_channels, out_channels=out_channels, heads=heads, channels=channels
         )

@@ -63,7 +63,7 @@ class IGNN(GatheringModel):
         in_channels: f. out_channels: o. width: c. kappa: contraction rate in (0, 1). steps,
             tolerance: the forward solve stops
         at ``tolerance`` (absolute, largest entry) or after ``steps``; the end is reported.
-        encoder, input_dropout: what the features pass first
+        encoder: what the features pass first, with ``input_dropout`` before it
             (:class:`~sheafdeq.layers.feature_encoder.FeatureEncoder`).
         dropout: in that encoder and on the state at the readout while training, one mask a solve.
         solver:

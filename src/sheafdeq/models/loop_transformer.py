@@ -7,17 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from typing_extensions import Unpack
 
-from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
 from sheafdeq.edges import Edges
-from sheafdeq.equilibrium import Readout
+from sheafdeq.equilibrium import Readout, Solving
 from sheafdeq.layers.checks import checked_dropout, checked_positive
 from sheafdeq.layers.gathering import GatheringModel
 from sheafdeq.layers.initialise import xavier
 from sheafdeq.ops.attention import Attended, EdgeTerms, attention, packed_attention
 from sheafdeq.recurrence import edge_field, node_field
-from sheafdeq.solvers import Solver
 
 __all__ = ["LoopContext", "LoopTransformer"]
 
@@ -71,10 +70,9 @@ class LoopTransformer(GatheringModel):
         out_channels: o.
         heads: M.
         channels: c / M.
-        steps: K.
         edge_dim: width of the edge features, None without.
         dropout: in the feed-forward block, while training.
-        solver, gradient: as for every equilibrium model.
+        solving: ``steps`` K, ``solver``, ``gradient``, as for every equilibrium model.
 
     Shapes: x (n, f), edge_attr (e, edge_dim) -> (n, o).
     """
@@ -86,13 +84,11 @@ class LoopTransformer(GatheringModel):
         heads: int = 3,
         channels: int = 16,
         *,
-        steps: int = 20,
         edge_dim: int | None = None,
         dropout: float = 0.1,
-        solver: str | Solver | None = None,
-        gradient: str | Adjoint = "unrolled",
+        **solving: Unpack[Solving],
     ) -> None:
-        super().__init__(steps=steps, solver=solver, gradient=gradient)
+        super().__init__(**solving)
         checked_positive(
             in_channels=in_channels, out_channels=out_channels, heads=heads, channels=channels
         )

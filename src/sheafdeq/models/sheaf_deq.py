@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
-from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
 from sheafdeq.distances import THOMPSON
 from sheafdeq.edges import Edges
-from sheafdeq.equilibrium import EquilibriumModel, MaskedReadout
+from sheafdeq.equilibrium import EquilibriumModel, MaskedReadout, Solving
 from sheafdeq.errors import InputError
 from sheafdeq.layers.checks import checked_channels, checked_dropout, checked_positive
 from sheafdeq.layers.feature_encoder import FeatureEncoder, dropout_mask
@@ -29,7 +29,6 @@ from sheafdeq.layers.restriction import (
 from sheafdeq.ops.sheaf_propagate import Layers, Tables, sheaf_propagate
 from sheafdeq.ops.sheaf_step import StepOptions, StepWeights, sheaf_step
 from sheafdeq.recurrence import edge_field, node_field
-from sheafdeq.solvers import Solver
 
 __all__ = ["SheafContext", "SheafDEQ"]
 
@@ -114,7 +113,6 @@ class SheafDEQ(EquilibriumModel):
         channels: int = 16,
         *,
         shift: float = 1.3,
-        steps: int = 20,
         edge_dim: int | None = None,
         pre_norm: bool = True,
         norm_order: float = 2,
@@ -123,10 +121,9 @@ class SheafDEQ(EquilibriumModel):
         dropout: float = 0.0,
         readout_norm: bool = False,
         skip: bool = False,
-        solver: str | Solver | None = None,
-        gradient: str | Adjoint = "unrolled",
+        **solving: Unpack[Solving],
     ) -> None:
-        super().__init__(steps=steps, solver=solver, gradient=gradient)
+        super().__init__(**solving)
         checked_channels(in_channels)
         checked_positive(out_channels=out_channels, stalk_dim=stalk_dim, channels=channels)
         if edge_dim is not None and (

@@ -74,7 +74,8 @@ class SheafRelay(EquilibriumModel):
         steps: limit of the solve, which stops when nothing changes by more than ``tolerance``
             (largest entry).
         edge_dim: width of the edge features, None without.
-        solver, gradient: as for every equilibrium model.
+        solver: as for every equilibrium model.
+        gradient: as for every equilibrium model.
 
     Shapes: x (n, f), edge_index (2, e), edge_attr (e, edge_dim) -> (n, o). The state is (n, D*c):
         one place for each edge

@@ -8,22 +8,21 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
-from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
-from sheafdeq.distances import THOMPSON
 from sheafdeq.edges import Edges
 from sheafdeq.equilibrium import Readout
 from sheafdeq.layers.checks import checked_positive
 from sheafdeq.layers.edge_features import edge_feature_width, edge_features
-from sheafdeq.layers.gates import ROUNDING_SLACK, gate_by_name
+from sheafdeq.layers.gates import ROUNDING_SLACK
 from sheafdeq.layers.gathering import GatheringModel
 from sheafdeq.layers.initialise import xavier
 from sheafdeq.layers.rows import unit_rows
+from sheafdeq.layers.strong import StrongModel, StrongOptions
 from sheafdeq.ops.attention import Attended, EdgeTerms, attention
 from sheafdeq.ops.gated_step import two_parts
 from sheafdeq.recurrence import edge_field, node_field
-from sheafdeq.solvers import Solver
 
 __all__ = ["StrongAttentionContext", "StrongAttnDEQ"]
 
@@ -38,7 +37,7 @@ class StrongAttentionContext:
     bias: Tensor = edge_field()  # (e, M) the inputs' share of the logits
 
 
-class StrongAttnDEQ(GatheringModel):
+class StrongAttnDEQ(StrongModel, GatheringModel):
     r"""Attention recomputed from the normalised state at every step, with one equilibrium for every
     weight.
 
@@ -61,21 +60,12 @@ class StrongAttnDEQ(GatheringModel):
         out_channels: o.
         heads: M.
         channels: q = c / M.
-        shift: beta.
-        gate: ``"tanh"``, ``"rational"`` or ``"balance"``.
-        rate: the guaranteed rate, between m(beta) and 1.
         hidden: hidden width of the bias network.
-        gain: factor on the Xavier values of W, so that y+- start near one.
-        steps: K.
-        edge_dim: width of the edge features, None without.
-        solver: as for every equilibrium model.
-        gradient: as for every equilibrium model.
+        options: ``shift``, ``gate``, ``rate``, ``gain`` (of W), ``edge_dim``, ``steps``,
+            ``solver`` and ``gradient``, as for every :class:`~sheafdeq.layers.strong.StrongModel`.
 
     Shapes: x (n, f), edge_attr (e, edge_dim) -> (n, o).
     """
-
-    guaranteed = True
-    distance = THOMPSON  # states are positive
 
     def __init__(
         self,
@@ -84,30 +74,12 @@ class StrongAttnDEQ(GatheringModel):
         heads: int = 3,
         channels: int = 16,
         *,
-        shift: float = 1.6,
-        gate: str = "rational",
-        rate: float = 0.95,
         hidden: int = 32,
-        gain: float = 1.0,
-        steps: int = 20,
-        edge_dim: int | None = None,
-        solver: str | Solver | None = None,
-        gradient: str | Adjoint = "unrolled",
+        **options: Unpack[StrongOptions],
     ) -> None:
-        checked_positive(
-            in_channels=in_channels,
-            out_channels=out_channels,
-            heads=heads,
-            channels=channels,
-            hidden=hidden,
-        )
-        super().__init__(steps=steps, solver=solver, gradient=gradient)
-        self.in_channels, self.out_channels = in_channels, out_channels
+        super().__init__(in_channels, out_channels, **options)
+        checked_positive(heads=heads, channels=channels, hidden=hidden)
         self.heads, self.channels = heads, channels
-        self.edge_dim = edge_dim or None
-        self.gate = gate_by_name(gate)
-        self.shift = self.gate.checked_shift(shift)
-        self.rate, self.gain = self.gate.checked_rate(rate, self.shift), float(gain)
         c = heads * channels
         self.drive = nn.Linear(in_channels, c)
         self.query = nn.Linear(c, c, bias=False)
@@ -115,7 +87,7 @@ class StrongAttnDEQ(GatheringModel):
         self.value = nn.Linear(c, c, bias=False)
         self.mixing = nn.Linear(c, c, bias=False)
         self.bias = nn.Sequential(
-            nn.Linear(edge_feature_width(in_channels, edge_dim), hidden),
+            nn.Linear(edge_feature_width(in_channels, self.edge_dim), hidden),
             nn.ReLU(),
             nn.Linear(hidden, heads),
         )
@@ -133,16 +105,6 @@ class StrongAttnDEQ(GatheringModel):
     def width(self) -> int:
         """State width c."""
         return self.heads * self.channels
-
-    @property
-    def budget(self) -> float:
-        """D = rate / m(beta) - 1, the sensitivity the attention may have."""
-        return self.rate / self.gate.coefficient(self.shift).upper - 1.0
-
-    def guaranteed_rate(self) -> float:
-        """The proven contraction rate in Thompson's metric, for these and all other weights
-        (Theorem 24)."""
-        return self.rate
 
     def budgeted_query(self) -> Tensor:
         """(c, c) Q with head m scaled so that (2 + sqrt 2) |G^m|_2 is within the budget."""

@@ -6,22 +6,21 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
-from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
-from sheafdeq.distances import THOMPSON
 from sheafdeq.edges import Edges
-from sheafdeq.equilibrium import EquilibriumModel, Readout
+from sheafdeq.equilibrium import Readout
 from sheafdeq.layers.checks import checked_positive
 from sheafdeq.layers.edge_features import edge_feature_width, edge_features
-from sheafdeq.layers.gates import ROUNDING_SLACK, gate_by_name
+from sheafdeq.layers.gates import ROUNDING_SLACK
 from sheafdeq.layers.initialise import xavier
 from sheafdeq.layers.restriction import frobenius_normalise
 from sheafdeq.layers.rows import scaled_rows
+from sheafdeq.layers.strong import StrongModel, StrongOptions
 from sheafdeq.ops.gated_step import edge_parts, gated_map, mixed_parts, two_parts
 from sheafdeq.ops.sheaf_blocks import generate_parts, parts_from_hidden
 from sheafdeq.recurrence import edge_field, node_field
-from sheafdeq.solvers import Solver
 
 __all__ = ["StrongSheafContext", "StrongSheafDEQ"]
 
@@ -38,7 +37,7 @@ class StrongSheafContext:
     budgeted: Tensor | None = None  # (2 d d, h) second generator layer, rows scaled into the budget
 
 
-class StrongSheafDEQ(EquilibriumModel):
+class StrongSheafDEQ(StrongModel):
     r"""Signed, matrix-valued, edge- and state-dependent propagation with one equilibrium for
     **every** weight.
 
@@ -67,21 +66,12 @@ class StrongSheafDEQ(EquilibriumModel):
         out_channels: width o of the outputs.
         stalk_dim: stalk dimension d.
         channels: feature channels q; c = d*q.
-        shift: beta; large shifts leave a larger budget k_0 = rate / m(beta) - 1.
-        gate: ``"tanh"``, ``"rational"`` or ``"balance"`` (:mod:`sheafdeq.layers.gates`).
-        rate: the guaranteed rate; it fixes the budget.
         hidden: hidden width h of the logit generator.
-        gain: factor on the Xavier values of W_2, so that y+- start near one.
-        steps: Picard steps of the trained horizon.
-        edge_dim: width of the edge features; None without.
-        solver: as for every equilibrium model.
-        gradient: as for every equilibrium model; ``"implicit"`` is well posed for every weight.
+        options: ``shift``, ``gate``, ``rate``, ``gain`` (of W_2), ``edge_dim``, ``steps``,
+            ``solver`` and ``gradient``, as for every :class:`~sheafdeq.layers.strong.StrongModel`.
 
     Shapes: x (n, f), edge_index (2, e), edge_attr (e, edge_dim), output (n, o).
     """
-
-    guaranteed = True
-    distance = THOMPSON  # states are positive
 
     def __init__(
         self,
@@ -90,33 +80,14 @@ class StrongSheafDEQ(EquilibriumModel):
         stalk_dim: int = 3,
         channels: int = 16,
         *,
-        shift: float = 1.6,
-        gate: str = "rational",
-        rate: float = 0.95,
         hidden: int = 32,
-        gain: float = 1.0,
-        steps: int = 20,
-        edge_dim: int | None = None,
-        solver: str | Solver | None = None,
-        gradient: str | Adjoint = "unrolled",
+        **options: Unpack[StrongOptions],
     ) -> None:
-        checked_positive(
-            in_channels=in_channels,
-            out_channels=out_channels,
-            stalk_dim=stalk_dim,
-            channels=channels,
-            hidden=hidden,
-        )
-        super().__init__(steps=steps, solver=solver, gradient=gradient)
-        self.in_channels, self.out_channels = in_channels, out_channels
+        super().__init__(in_channels, out_channels, **options)
+        checked_positive(stalk_dim=stalk_dim, channels=channels, hidden=hidden)
         self.stalk_dim, self.channels = stalk_dim, channels
-        self.gate = gate_by_name(gate)
-        self.shift = self.gate.checked_shift(shift)
-        self.rate = self.gate.checked_rate(rate, self.shift)
-        self.gain = float(gain)
-        self.edge_dim = edge_dim or None
         c = stalk_dim * channels
-        width = edge_feature_width(in_channels, edge_dim)
+        width = edge_feature_width(in_channels, self.edge_dim)
         self.drive = nn.Linear(in_channels, c)
         self.sizes = nn.Sequential(
             nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, 2 * stalk_dim**2)
@@ -140,16 +111,6 @@ class StrongSheafDEQ(EquilibriumModel):
     def width(self) -> int:
         """State width c = d*q."""
         return self.stalk_dim * self.channels
-
-    @property
-    def budget(self) -> float:
-        """k_0 = rate / m(beta) - 1, the Lipschitz constant every logit keeps."""
-        return self.rate / self.gate.coefficient(self.shift).upper - 1.0
-
-    def guaranteed_rate(self) -> float:
-        """The proven contraction rate in Thompson's metric, for these and all other weights
-        (Theorem 22)."""
-        return self.rate
 
     # ------------------------------------------------------------------ the contract
 

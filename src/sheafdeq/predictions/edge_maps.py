@@ -16,14 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sheafdeq.predictions.arithmetic import (
-    EPSILON,
-    Interval,
-    Slope,
-    contract,
-    mean_value,
-    scaled_up,
-)
+from sheafdeq.certificates.interval import EPSILON, Interval, scaled_up
+from sheafdeq.certificates.slope import Slope
+from sheafdeq.predictions.arithmetic import contract, mean_value
 
 __all__ = ["EdgeMaps", "edge_maps"]
 

@@ -45,7 +45,7 @@ from sheafdeq.predictions.arithmetic import (
 )
 from sheafdeq.predictions.below import Below, Box, Reading
 from sheafdeq.predictions.edge_maps import EdgeMaps, edge_maps
-from sheafdeq.predictions.gates import GateRange, gate_range
+from sheafdeq.predictions.gate_ranges import GateRange, gate_range
 from sheafdeq.predictions.inputs import CascadeInputs
 from sheafdeq.predictions.map_slopes import by_maps, part_of, transported
 

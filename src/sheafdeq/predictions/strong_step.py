@@ -28,7 +28,7 @@ from sheafdeq.predictions.arithmetic import (
     scaled_up,
 )
 from sheafdeq.predictions.edge_inputs import about_edges, linear, perceptron
-from sheafdeq.predictions.gates import gate_range
+from sheafdeq.predictions.gate_ranges import gate_range
 from sheafdeq.predictions.scalar import positive_part, sigmoid, softplus
 
 __all__ = ["attention_image", "sheaf_image"]

@@ -8,10 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sheafdeq.errors import RecordError
 
-__all__ = [
-    "EVALUATION_SCHEMA",
-    "EvaluationRecord",
-]
+__all__ = ["EVALUATION_SCHEMA", "EvaluationRecord"]
 
 
 EVALUATION_SCHEMA = "sheafdeq.evaluation/1"

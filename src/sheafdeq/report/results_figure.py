@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sheafdeq.report.figures import Drawing, Source
+from sheafdeq.report.figures.picture import accuracy_by_level
 from sheafdeq.report.style import look_of, style
 from sheafdeq.report.tables import Cell, Table
 
@@ -70,16 +71,7 @@ def community_figure(table: Table, runs: Sequence[Source]) -> Drawing:
                         filled=False,
                     )
             axis.plot([], [], color=look.colour, marker=look.marker, linestyle="none", label=text)
-        axis.set_xticks(range(len(columns)), [f"level {title[1:]}" for title in columns])
-        axis.set_ylabel("test accuracy (%)")
-        axis.set_ylim(30, 102)
-        axis.legend(
-            loc="upper center",
-            bbox_to_anchor=(0.5, -0.12),
-            ncols=2,
-            frameon=False,
-            fontsize="small",
-        )
+        accuracy_by_level(axis, [title[1:] for title in columns], below=0.12, columns=2)
     caption = (
         "Community detection: median and range over the seeds that have finished, beside the "
         "range of SheafDEQ over five seeds in the "

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from sheafdeq.report.evidence import Evidence
 from sheafdeq.report.figures import Drawing, Source
+from sheafdeq.report.figures.picture import accuracy_by_level
 from sheafdeq.report.style import look_of, style
 from sheafdeq.report.summary import Summary
 
@@ -52,16 +53,7 @@ def seeds_figure(evidence: Evidence, runs: Sequence[Source]) -> Drawing:
                 markerfacecolor=look.colour if variant == 0 else "white",
                 label=f"{text} ({seeds})",
             )  # fmt: skip
-        axis.set_xticks(range(len(levels)), [f"level {level}" for level in levels])
-        axis.set_ylabel("test accuracy (%)")
-        axis.set_ylim(30, 102)
-        axis.legend(
-            loc="upper center",
-            bbox_to_anchor=(0.5, -0.1),
-            ncols=1,
-            frameon=False,
-            fontsize="small",
-        )
+        accuracy_by_level(axis, levels, below=0.1, columns=1)
     caption = (
         "Every seed that has finished, on the paper's three test graphs. Δ: sees differences of "
         "raw node features on its edges; the paper's protocol does not."

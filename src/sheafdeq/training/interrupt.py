@@ -11,10 +11,7 @@ from typing import Any
 
 from sheafdeq.errors import SheafDEQError
 
-__all__ = [
-    "Interrupt",
-    "Suspended",
-]
+__all__ = ["Interrupt", "Suspended"]
 
 
 class Suspended(SheafDEQError):

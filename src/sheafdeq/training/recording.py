@@ -20,9 +20,7 @@ from sheafdeq.training.loop import Evaluation, Trainer
 from sheafdeq.training.run_identity import Identity, by_content
 from sheafdeq.training.saved_state import Clock
 
-__all__ = [
-    "record_of",
-]
+__all__ = ["record_of"]
 
 
 def _recorded(config: TrainingConfig, task: Task, start: str | None) -> dict[str, Any]:

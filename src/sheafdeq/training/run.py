@@ -36,11 +36,7 @@ from sheafdeq.training.run_identity import CHECKPOINT_DIGEST, Identity, identify
 from sheafdeq.training.saved_state import Clock, save_state, saved_state
 from sheafdeq.training.store import RunStore
 
-__all__ = [
-    "Busy",
-    "RunResult",
-    "train",
-]
+__all__ = ["Busy", "RunResult", "train"]
 
 
 class Busy(SheafDEQError):

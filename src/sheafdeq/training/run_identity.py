@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 
@@ -62,7 +62,7 @@ class Identity:
 
 
 OWN_TYPES = option_types(
-    own_task,
+    get_type_hints(own_task),
     {"seed": None, "undirected": False, "metric": "accuracy", "classes": None},
     {"seed": SEED},
 )

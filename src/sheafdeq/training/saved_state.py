@@ -16,13 +16,7 @@ from sheafdeq.tensor_files import load_tensors, save_tensors
 from sheafdeq.training.loop import Trainer
 from sheafdeq.training.store import RunStore
 
-__all__ = [
-    "STATE_FILE",
-    "Clock",
-    "StateWarning",
-    "save_state",
-    "saved_state",
-]
+__all__ = ["STATE_FILE", "Clock", "StateWarning", "save_state", "saved_state"]
 
 
 STATE_FILE = "state.json"

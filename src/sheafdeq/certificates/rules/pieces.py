@@ -25,6 +25,7 @@ from sheafdeq.certificates.problem import Problem
 from sheafdeq.equilibrium import MaskedReadout, Readout
 from sheafdeq.layers.feature_encoder import FeatureEncoder
 from sheafdeq.layers.gates import GATES, Gate
+from sheafdeq.layers.strong import StrongModel
 
 __all__ = [
     "PLAIN",
@@ -35,6 +36,7 @@ __all__ = [
     "drive_is_not_negative",
     "gate_objection",
     "rounded_up",
+    "within_budget",
 ]
 
 PLAIN = (
@@ -93,6 +95,30 @@ def rounded_up(value: float) -> float:
     return math.nextafter(value * (1 + 8 * EPSILON), math.inf)
 
 
+def within_budget(
+    problem: Problem, sensitivity: float, symbol: str, grounds: str, kept: Assumption
+) -> Certificate:
+    """Theorems 22 and 24: rate (1 + s) m(beta) for an update whose state-dependent part has
+    sensitivity s; ``kept`` says that s is within the budget."""
+    model = problem.model
+    assert isinstance(model, StrongModel)
+    coefficient = model.gate.coefficient(model.shift).upper
+    rate = rounded_up((1.0 + sensitivity) * coefficient)
+    return by_theorem(
+        problem,
+        rate,
+        Metric("thompson"),
+        Domain("positive"),
+        grounds,
+        (
+            Assumption("coefficient m(beta) of the gate", coefficient, 1.0),
+            kept,
+            drive_is_not_negative(problem),
+            Assumption(f"(1 + {symbol}) m(beta) below 1", rate, 1.0),
+        ),
+    )
+
+
 def by_theorem(
     problem: Problem,
     rate: float,
@@ -139,7 +165,7 @@ def certified(
     domain: Domain,
     grounds: str,
     assumptions: tuple[Assumption, ...],
-    observations: dict[str, Any],
+    observations: dict[str, Any] | None = None,
     radius: float | None = None,
 ) -> Certificate:
     """The verdict CERTIFIED with everything it states."""
@@ -154,5 +180,5 @@ def certified(
         radius,
         grounds,
         assumptions,
-        observations,
+        observations or {},
     )

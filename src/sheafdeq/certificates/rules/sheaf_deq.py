@@ -8,14 +8,7 @@ import torch
 
 from sheafdeq.certificates.ball import Ball, largest_ball
 from sheafdeq.certificates.box import global_box
-from sheafdeq.certificates.certificate import (
-    Assumption,
-    Certificate,
-    Domain,
-    Level,
-    Metric,
-    Verdict,
-)
+from sheafdeq.certificates.certificate import Assumption, Certificate, Domain, Level, Metric
 from sheafdeq.certificates.collatz_wielandt import damped_weights
 from sheafdeq.certificates.examine import (
     Local,
@@ -103,28 +96,20 @@ def sheaf_deq(problem: Problem) -> Certificate:
         }
     witness, facts = seek_witness(problem, reached, enclosure)
     observations |= facts
-    if witness is not None:
-        return Certificate(
-            verdict_on(witness),
-            Level.NONE,
-            problem.title,
-            problem.place,
-            grounds=grounds_of(witness),
-            observations=observations,
-            witness=witness,
-        )
-    if ball is None:
+    if witness is not None or ball is None:
         reason = (
             f"the bound of the rate over the last box is {box.rate:.4g}, not below 1, and "
             f"{_no_ball(reached, local)}"
         )
         return Certificate(
-            Verdict.NOT_CERTIFIED,
-            level,
+            verdict_on(witness),
+            level if witness is None else Level.NONE,
             problem.title,
             problem.place,
+            grounds="" if witness is None else grounds_of(witness),
             observations=observations,
-            reason=reason,
+            witness=witness,
+            reason=reason if witness is None else "",
         )
     lower, upper = ball.bounds()
     return certified(

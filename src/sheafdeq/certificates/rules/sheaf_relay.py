@@ -18,19 +18,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sheafdeq.certificates.certificate import (
-    Assumption,
-    Certificate,
-    Domain,
-    Level,
-    Metric,
-    Verdict,
-)
+from sheafdeq.certificates.certificate import Assumption, Certificate, Domain, Level, Metric
 from sheafdeq.certificates.examine import examine
 from sheafdeq.certificates.interval import scaled_up
 from sheafdeq.certificates.problem import Problem
 from sheafdeq.certificates.rule import rule
-from sheafdeq.certificates.rules.pieces import PLAIN
+from sheafdeq.certificates.rules.pieces import PLAIN, certified
 from sheafdeq.models.sheaf_relay import RelayContext, SheafRelay
 
 __all__ = ["gathering_depth", "sheaf_relay"]
@@ -67,18 +60,16 @@ def sheaf_relay(problem: Problem) -> Certificate:
         )
     depth = gathering_depth(context)
     proved = {} if depth is None else {"steps to the exact equilibrium, from every start": depth}
-    return Certificate(
-        Verdict.CERTIFIED,
+    certificate = certified(
+        problem,
         Level.GLOBAL,
-        problem.title,
-        problem.place,
         reached,
         Metric("sup", weights / weights.min()),
         Domain("all"),
-        grounds="Theorem 38" + ("(c)" if depth is not None else "(b)"),
-        assumptions=(Assumption("largest quotient |J| w / w below 1", reached, 1.0),),
-        proved=proved,
+        "Theorem 38" + ("(c)" if depth is not None else "(b)"),
+        (Assumption("largest quotient |J| w / w below 1", reached, 1.0),),
     )
+    return replace(certificate, proved=proved)
 
 
 def _weights(model: SheafRelay, linear: RelayContext, rate: float) -> Tensor | None:

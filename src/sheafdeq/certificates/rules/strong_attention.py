@@ -7,17 +7,16 @@ import math
 import torch
 from torch import Tensor
 
-from sheafdeq.certificates.certificate import Assumption, Certificate, Domain, Metric
+from sheafdeq.certificates.certificate import Assumption, Certificate
 from sheafdeq.certificates.collatz_wielandt import spectral_norm_bound
 from sheafdeq.certificates.interval import EPSILON, scaled_up
 from sheafdeq.certificates.problem import Problem
 from sheafdeq.certificates.rule import rule
 from sheafdeq.certificates.rules.pieces import (
     PLAIN,
-    by_theorem,
-    drive_is_not_negative,
     gate_objection,
     rounded_up,
+    within_budget,
 )
 from sheafdeq.models.strong_attention import StrongAttnDEQ
 
@@ -58,21 +57,9 @@ def strong_attention(problem: Problem) -> Certificate:
     norm = float(attention_norms(model, problem.context.query_weight).max())
     sensitivity = rounded_up((2.0 + math.sqrt(2.0)) * norm)
     coefficient = model.gate.coefficient(model.shift).upper
-    rate = rounded_up((1.0 + sensitivity) * coefficient)
-    return by_theorem(
-        problem,
-        rate,
-        Metric("thompson"),
-        Domain("positive"),
-        "Theorem 24",
-        (
-            Assumption("coefficient m(beta) of the gate", coefficient, 1.0),
-            Assumption(
-                "sensitivity D = (2 + sqrt 2) max |G| at most 1/m(beta) - 1",
-                sensitivity,
-                1.0 / coefficient - 1.0,
-            ),
-            drive_is_not_negative(problem),
-            Assumption("(1 + D) m(beta) below 1", rate, 1.0),
-        ),
+    kept = Assumption(
+        "sensitivity D = (2 + sqrt 2) max |G| at most 1/m(beta) - 1",
+        sensitivity,
+        1.0 / coefficient - 1.0,
     )
+    return within_budget(problem, sensitivity, "D", "Theorem 24", kept)

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from sheafdeq.certificates.certificate import Assumption, Certificate, Domain, Metric
+from sheafdeq.certificates.certificate import Assumption, Certificate
 from sheafdeq.certificates.interval import EPSILON
 from sheafdeq.certificates.problem import Problem
 from sheafdeq.certificates.rule import rule
-from sheafdeq.certificates.rules.pieces import (
-    PLAIN,
-    by_theorem,
-    drive_is_not_negative,
-    gate_objection,
-    rounded_up,
-)
+from sheafdeq.certificates.rules.pieces import PLAIN, gate_objection, within_budget
 from sheafdeq.models.strong_sheaf import StrongSheafDEQ
 
 __all__ = ["strong_sheaf"]
@@ -35,18 +29,5 @@ def strong_sheaf(problem: Problem) -> Certificate:
     lipschitz = float((second.abs() @ spread).max()) * (
         1 + 8 * (second.shape[1] + model.width) * EPSILON
     )
-    coefficient = model.gate.coefficient(model.shift).upper
-    rate = rounded_up((1.0 + lipschitz) * coefficient)
-    return by_theorem(
-        problem,
-        rate,
-        Metric("thompson"),
-        Domain("positive"),
-        "Theorem 22",
-        (
-            Assumption("coefficient m(beta) of the gate", coefficient, 1.0),
-            Assumption("Lipschitz bound of the logits within the budget", lipschitz, model.budget),
-            drive_is_not_negative(problem),
-            Assumption("(1 + k) m(beta) below 1", rate, 1.0),
-        ),
-    )
+    kept = Assumption("Lipschitz bound of the logits within the budget", lipschitz, model.budget)
+    return within_budget(problem, lipschitz, "k", "Theorem 22", kept)

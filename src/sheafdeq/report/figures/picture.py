@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sheafdeq.records import canonical_json, write_bytes
 from sheafdeq.report.figures.source import Source, run_of
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FORMATS",
     "Drawing",
+    "accuracy_by_level",
     "file_stem",
     "floor_of",
     "graphs",
@@ -151,6 +152,20 @@ def legend_below(figure: Figure, axis: Axes, columns: int = 3) -> None:
         loc="outside lower center",
         ncols=min(columns, max(len(labels), 1)),
         frameon=False,
+    )
+
+
+def accuracy_by_level(axis: Axes, levels: Sequence[Any], *, below: float, columns: int) -> None:
+    """Ticks, limits and a legend below a panel of test accuracies of the community task."""
+    axis.set_xticks(range(len(levels)), [f"level {level}" for level in levels])
+    axis.set_ylabel("test accuracy (%)")
+    axis.set_ylim(30, 102)
+    axis.legend(
+        loc="upper center",
+        bbox_to_anchor=(0.5, -below),
+        ncols=columns,
+        frameon=False,
+        fontsize="small",
     )
 
 

@@ -26,13 +26,13 @@ from sheafdeq.training.run_identity import Identity
 from sheafdeq.training.store import RunStore
 from sheafdeq.training.sweep import Budget, Entry
 
-__all__ = ["Limits", "attempt", "main", "read_plan", "write_plan"]
+__all__ = ["RunLimits", "attempt", "main", "read_plan", "write_plan"]
 
 EXIT_SUSPENDED = 3
 EXIT_STORE = 4  # the run store cannot be used; the reason is on standard error
 
 
-class Limits:
+class RunLimits:
     """When a worker must stop between two epochs: the budget is spent, somebody said so, or the
     driver is gone.
 
@@ -170,7 +170,7 @@ def _work(path: str) -> int:
     store = RunStore(plan["store"])
     budget = Budget(plan["budget_epochs"])
     counter = Path(plan["counter"]) if budget.epochs else None
-    limits = Limits(budget, plan["deadline"], counter, plan["driver"])
+    limits = RunLimits(budget, plan["deadline"], counter, plan["driver"])
     if threading.current_thread() is threading.main_thread():
         limits.listen()
     while True:

@@ -32,6 +32,17 @@ CRASH_LIMIT = 10
 ABANDONED_SECONDS = 7 * 86400.0
 
 
+def check_jobs(jobs: int) -> None:
+    """Raise unless so many workers can share a store."""
+    if jobs < 1:
+        raise InputError(f"jobs must be at least 1, got {jobs}")
+    if jobs > 1 and not locks_wanted():
+        raise UsageError(
+            f"{LOCKS_VARIABLE}=off: nothing keeps {jobs} workers from one run; use "
+            "--jobs 1 and --shard I/N"
+        )
+
+
 def run_local(
     entries: list[Entry],
     store: RunStore,
@@ -43,13 +54,7 @@ def run_local(
 ) -> None:
     """Carry out the plan with ``jobs`` worker processes; returns when nothing is left or the budget
     is spent."""
-    if jobs < 1:
-        raise InputError(f"jobs must be at least 1, got {jobs}")
-    if jobs > 1 and not locks_wanted():
-        raise UsageError(
-            f"{LOCKS_VARIABLE}=off: nothing keeps {jobs} workers from one run; use "
-            "--jobs 1 and --shard I/N"
-        )
+    check_jobs(jobs)
     budget = budget or Budget()
     with planned(store) as (invocation, plan, counter):
         with store.guarded():

@@ -25,12 +25,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sheafdeq.errors import InputError, StoreError, UsageError
+from sheafdeq.errors import StoreError, UsageError
 from sheafdeq.training.config import TrainingConfig
-from sheafdeq.training.engines.job_process import Limits, attempt
-from sheafdeq.training.engines.local import planned, unfinished
+from sheafdeq.training.engines.job_process import RunLimits, attempt
+from sheafdeq.training.engines.local import check_jobs, planned, unfinished
 from sheafdeq.training.run_identity import Identity
-from sheafdeq.training.store import LOCKS_VARIABLE, RunStore, locks_wanted
+from sheafdeq.training.store import LOCKS_VARIABLE, RunStore
 from sheafdeq.training.sweep import Budget, Entry, deadline_of
 from sheafdeq.training.version import CODE_VERSION_VARIABLE
 from sheafdeq.user_models import VARIABLE as MODELS_VARIABLE
@@ -56,13 +56,7 @@ def run_ray(
 ) -> None:
     """Carry out the plan on a Ray cluster: the one at ``address``, or one started here with
     ``jobs`` CPUs."""
-    if jobs < 1:
-        raise InputError(f"jobs must be at least 1, got {jobs}")
-    if jobs > 1 and not locks_wanted():
-        raise UsageError(
-            f"{LOCKS_VARIABLE}=off: nothing keeps {jobs} workers from one run; use "
-            "--jobs 1 and --shard I/N"
-        )
+    check_jobs(jobs)
     ray = _import_ray()
     budget = budget or Budget()
     with planned(RunStore(store.root.resolve())) as (invocation, plan, counter):
@@ -128,7 +122,7 @@ def _run_one(config: dict[str, Any], identity: dict[str, Any], settings: dict[st
     budget = Budget(settings["budget_epochs"])
     try:
         counter = Path(settings["counter"]) if budget.epochs else None
-        limits = Limits(budget, None, counter, None, stop=Path(settings["stop"]))
+        limits = RunLimits(budget, None, counter, None, stop=Path(settings["stop"]))
         if limits.reason() is not None:
             return "suspended"
         entry = Entry(TrainingConfig.parse(config), Identity(**identity))
