@@ -15,6 +15,7 @@ where gathering, multiplying and ``index_add`` write every message twice.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,8 +26,32 @@ from sheafdeq.edges import Edges
 
 __all__ = ["aggregate", "correlate", "row_maximum", "row_sum"]
 
+Product = Callable[[Tensor, Tensor, Edges], Tensor]
 
-class _Aggregate(torch.autograd.Function):
+
+class _Bilinear(torch.autograd.Function):
+    """A product of two tensors on edges."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        first, second, ctx.edges = inputs
+        ctx.save_for_backward(first, second)
+        ctx.save_for_forward(first, second)
+
+
+def _product_rule(
+    product: Product, ctx: Any, first_tangent: Tensor | None, second_tangent: Tensor | None
+) -> Tensor:
+    first, second = ctx.saved_tensors
+    parts = []
+    if first_tangent is not None:
+        parts.append(product(first_tangent, second, ctx.edges))
+    if second_tangent is not None:
+        parts.append(product(first, second_tangent, ctx.edges))
+    return sum(parts[1:], parts[0])
+
+
+class _Aggregate(_Bilinear):
     @staticmethod
     def forward(values: Tensor, table: Tensor, edges: Edges) -> Tensor:
         if len(edges.source) == 0 or edges.num_targets == 0:
@@ -38,12 +63,6 @@ class _Aggregate(torch.autograd.Function):
             mode="sum",
             per_sample_weights=values.contiguous(),
         )
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        values, table, ctx.edges = inputs
-        ctx.save_for_backward(values, table)
-        ctx.save_for_forward(values, table)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
@@ -58,19 +77,11 @@ class _Aggregate(torch.autograd.Function):
         return to_values, to_table, None
 
     @staticmethod
-    def jvp(
-        ctx: Any, values_tangent: Tensor | None, table_tangent: Tensor | None, _: None
-    ) -> Tensor:
-        values, table = ctx.saved_tensors
-        parts = []
-        if values_tangent is not None:
-            parts.append(aggregate(values_tangent, table, ctx.edges))
-        if table_tangent is not None:
-            parts.append(aggregate(values, table_tangent, ctx.edges))
-        return sum(parts[1:], parts[0])
+    def jvp(ctx: Any, values: Tensor | None, table: Tensor | None, _: None) -> Tensor:
+        return _product_rule(aggregate, ctx, values, table)
 
 
-class _Correlate(torch.autograd.Function):
+class _Correlate(_Bilinear):
     @staticmethod
     def forward(left: Tensor, right: Tensor, edges: Edges) -> Tensor:
         if len(edges.source) == 0:
@@ -85,12 +96,6 @@ class _Correlate(torch.autograd.Function):
         return result
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        left, right, ctx.edges = inputs
-        ctx.save_for_backward(left, right)
-        ctx.save_for_forward(left, right)
-
-    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         left, right = ctx.saved_tensors
         edges = ctx.edges
@@ -103,14 +108,8 @@ class _Correlate(torch.autograd.Function):
         return to_left, to_right, None
 
     @staticmethod
-    def jvp(ctx: Any, left_tangent: Tensor | None, right_tangent: Tensor | None, _: None) -> Tensor:
-        left, right = ctx.saved_tensors
-        parts = []
-        if left_tangent is not None:
-            parts.append(correlate(left_tangent, right, ctx.edges))
-        if right_tangent is not None:
-            parts.append(correlate(left, right_tangent, ctx.edges))
-        return sum(parts[1:], parts[0])
+    def jvp(ctx: Any, left: Tensor | None, right: Tensor | None, _: None) -> Tensor:
+        return _product_rule(correlate, ctx, left, right)
 
 
 def aggregate(values: Tensor, table: Tensor, edges: Edges) -> Tensor:
