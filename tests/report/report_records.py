@@ -5,6 +5,15 @@ from __future__ import annotations
 from sheafdeq.records import EVALUATION_SCHEMA, RunRecord
 from sheafdeq.training.config import TrainingConfig
 
+SOLVES = {
+    "to_tolerance": True,
+    "steps": 5,
+    "tolerance": 1e-6,
+    "training": {},
+    "final": {"maximum-steps": 1},
+    "residual": 1.0,
+}
+
 
 def record(
     *,
@@ -37,14 +46,6 @@ def record(
     digest = (
         f"{model}{options}{level}{seed}{task}{task_options}{finished}{sorted(training.items())}"
     )
-    solves = {
-        "to_tolerance": True,
-        "steps": 5,
-        "tolerance": 1e-6,
-        "training": {},
-        "final": {"maximum-steps": 1},
-        "residual": 1.0,
-    }
     return RunRecord.parse(
         {
             "format": 1,
@@ -72,7 +73,7 @@ def record(
             "best": {"epoch": 1, "validation": validation},
             "scores": {"train": 0.0, "validation": validation, "test": test},
             "metrics": {"test": {"accuracy": test / 100}},
-            "solves": solves if unconverged else None,
+            "solves": SOLVES if unconverged else None,
             "curves": {},
             "checkpoint": {},
             "timing": {"finished": finished, "wall_seconds": 1.0},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from report.report_records import evaluation_payload, record
+from report.report_records import SOLVES, evaluation_payload, record
 from sheafdeq.records import EvaluationRecord
 from sheafdeq.report.collection import Collection
 from sheafdeq.report.evidence import Evidence
@@ -21,14 +21,7 @@ from sheafdeq.training.sweep import Sweep
 def answering(config, *, test=90.0, validation=91.0, **changes):
     """A record of exactly this configuration."""
     shape = record(test=test, validation=validation, level=config.task.level)
-    solves = {
-        "to_tolerance": False,
-        "steps": 20,
-        "tolerance": 1e-6,
-        "training": {},
-        "final": {"maximum-steps": 1},
-        "residual": 0.25,
-    }
+    solves = {**SOLVES, "to_tolerance": False, "steps": 20, "residual": 0.25}
     payload = {
         **shape.payload(),
         "id": f"{config.model.name}{config.seed}{test}".ljust(64, "0"),

@@ -51,6 +51,11 @@ def _product_rule(
     return sum(parts[1:], parts[0])
 
 
+def _to_sources(values: Tensor, table: Tensor, edges: Edges) -> Tensor:
+    """The transposed product: sum over the edges out of u of value times the row of the target."""
+    return aggregate(values.index_select(0, edges.by_source), table, edges.transposed)
+
+
 class _Aggregate(_Bilinear):
     @staticmethod
     def forward(values: Tensor, table: Tensor, edges: Edges) -> Tensor:
@@ -69,11 +74,7 @@ class _Aggregate(_Bilinear):
         values, table = ctx.saved_tensors
         edges = ctx.edges
         to_values = correlate(grad, table, edges) if ctx.needs_input_grad[0] else None
-        to_table = (
-            aggregate(values.index_select(0, edges.by_source), grad, edges.transposed)
-            if ctx.needs_input_grad[1]
-            else None
-        )
+        to_table = _to_sources(values, grad, edges) if ctx.needs_input_grad[1] else None
         return to_values, to_table, None
 
     @staticmethod
@@ -100,11 +101,7 @@ class _Correlate(_Bilinear):
         left, right = ctx.saved_tensors
         edges = ctx.edges
         to_left = aggregate(grad, right, edges) if ctx.needs_input_grad[0] else None
-        to_right = (
-            aggregate(grad.index_select(0, edges.by_source), left, edges.transposed)
-            if ctx.needs_input_grad[1]
-            else None
-        )
+        to_right = _to_sources(grad, left, edges) if ctx.needs_input_grad[1] else None
         return to_left, to_right, None
 
     @staticmethod
