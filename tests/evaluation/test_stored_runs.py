@@ -20,8 +20,10 @@ NODES = 1000
 """Accuracies: one label in so many may change (at least one). The same instructions give the same
 digits; another instruction set adds in another order, which moves a state by its last digits and
 so may flip a node on a border, where a recurrence has not come to rest."""
-SHARE = 1e-5
-"""Errors, as a share of the stored one: a hundred units in the last place of float32."""
+SHARE = 1e-3
+"""Errors, as a share of the stored one. They are mean squares of small differences of outputs of
+order one: where the root is 0.017, a thousandth is 8e-6 of an output, seventy units in the last
+place of float32. (Largest seen on another processor: 6.6e-4; accuracies: not one label.)"""
 
 
 def test_every_record_has_its_checkpoint() -> None:
