@@ -25,7 +25,8 @@ def prediction_figures(
         draw_curve(payload, path)
     else:
         path = record.with_suffix(".png")
-        draw_graph(results[0], split, path, str(payload["model"]["title"]))
+        facts = (payload["model"]["title"], payload["task"]["title"], payload["graph"])
+        draw_graph(results[0], split, path, ", ".join(map(str, facts)))
     return [path]
 
 
@@ -68,7 +69,7 @@ def draw_graph(result: Predictions, split: Split, path: Path, title: str) -> Non
         axis.set_ylabel("feature 2")
         axis.set_title(f"{title}, radius {result.radius:g}")
         axis.legend(loc="upper right", fontsize=8)
-        figure.savefig(path)
+        figure.savefig(path, dpi=110)  # thousands of edges: at 200 a picture has half a megabyte
         plt.close(figure)
 
 

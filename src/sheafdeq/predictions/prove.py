@@ -21,6 +21,7 @@ from sheafdeq.equilibrium import EquilibriumModel, MaskedReadout
 from sheafdeq.errors import InputError
 from sheafdeq.layers.feature_encoder import FeatureEncoder
 from sheafdeq.models import SheafCascade
+from sheafdeq.models.sheaf_relay import SheafRelay
 from sheafdeq.predictions.first_order import FirstOrder, first_order
 from sheafdeq.predictions.gathering import GATHERING
 from sheafdeq.predictions.lead import leads
@@ -33,6 +34,8 @@ __all__ = ["FORMS", "Prover", "certify_predictions", "refined"]
 REFINEMENT = Picard(steps=2000, tolerance=4e-15, stop_early=True)
 """How a state is refined before it is examined; whatever it reaches, the bound is proved."""
 FORMS = ("boxes", "sheared")
+SIGNED = (*GATHERING, SheafRelay)
+"""States of these models have any sign."""
 TIE = 1e-9
 """Leads below this share of the largest logit are called ties when they are not proved."""
 
@@ -178,7 +181,7 @@ def _checked(state: Tensor, model: EquilibriumModel, graph: Graph) -> Tensor:
     state = state.detach().to("cpu", torch.float64)
     if state.shape != start.shape:
         raise InputError(f"the state must be {tuple(start.shape)}, got {tuple(state.shape)}")
-    signed = isinstance(model, GATHERING)
+    signed = isinstance(model, SIGNED)
     if not bool(torch.isfinite(state).all()) or not (signed or bool((state > 0).all())):
         wanted = "finite" if signed else "finite and positive"
         raise InputError(f"the state must be {wanted} in every entry")

@@ -25,11 +25,13 @@ from sheafdeq.models import SheafCascade, SheafDEQ, StrongSheafDEQ
 from sheafdeq.models.appnp import APPNP
 from sheafdeq.models.eignn import EIGNN
 from sheafdeq.models.ignn import IGNN
+from sheafdeq.models.sheaf_relay import SheafRelay
 from sheafdeq.models.strong_attention import StrongAttnDEQ
 from sheafdeq.predictions.contracting import log_residual, reach_by_rate
 from sheafdeq.predictions.first_order import FirstOrder
 from sheafdeq.predictions.gathering import GATHERING, gathering_reach, plain_leads
 from sheafdeq.predictions.lead import Lead
+from sheafdeq.predictions.relay import relay_leads, relay_reach
 from sheafdeq.predictions.sheared import sheared_leads, sheared_tower
 from sheafdeq.predictions.strong_step import attention_image, sheaf_image
 from sheafdeq.predictions.together import steps_together
@@ -218,12 +220,31 @@ def gathering(
     return replace(enclosed, lead=lead, coordinates="plain")
 
 
+@torch.no_grad()
+def relay(
+    model: SheafRelay, graph: Graph, state: Tensor, radius: float, certificate: Certificate
+) -> Enclosed:
+    """Proposition 41 in plain coordinates, with the rate of Theorem 38."""
+    grounds = f"Proposition 41 with {certificate.grounds}"
+    reason = _global(certificate)
+    if reason is None and radius > 0:
+        reason = "the rate of a SheafRelay is proved for the stored features alone (rate)"
+    if reason is not None:
+        return _read(model.output, state, None, reason, grounds, True, "every start")
+    context: Any = model.prepare(graph)
+    reach = relay_reach(model, context, state, certificate)
+    lead = relay_leads(model, context, state, reach)
+    enclosed = _read(model.output, state, reach, None, grounds, certificate.delays, "every start")
+    return replace(enclosed, lead=lead, coordinates="plain")
+
+
 Rule = Callable[[Any, Graph, Tensor, float, Certificate], Enclosed]
 RULES: dict[type, Rule] = {
     SheafCascade: cascade,
     StrongSheafDEQ: strong,
     StrongAttnDEQ: strong,
     SheafDEQ: sheaf_deq,
+    SheafRelay: relay,
     **dict.fromkeys(GATHERING, gathering),
 }
 """By exact type: a subclass may compute something else."""

@@ -22,7 +22,7 @@ __all__ = ["LateMessages", "drawn_schedules", "under_schedules"]
 
 ROUNDS = 45
 """Rounds of fresh messages; a trained cascade of eight levels is within 1e-5 of rest by then."""
-TOGETHER = 25
+TOGETHER = 100
 """Schedules that share their slots: small active sets are evaluated as one."""
 HISTORY_BYTES = 2 * 2**30
 SHORTEST_WINDOW = 8
