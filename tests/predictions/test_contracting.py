@@ -206,6 +206,20 @@ def test_delays_stay_unproved_where_steps_contract_only_together(draw_contractin
     assert "operations" in reason
 
 
+def test_a_sheaf_deq_that_was_changed_is_not_proved(draw_contracting):
+    """Its enclosure reads weights: a hook, another step or weights of edges are not in it."""
+    model, graph = draw_contracting("SheafDEQ", 0)
+    assert certify_predictions(model, graph).reason is None
+    weights = torch.ones(graph.num_edges).double()
+    heavy = Graph.build(graph.x, graph.edge_index, graph.edge_attr, edge_weight=weights)
+    assert "edge_weight" in certify_predictions(model, heavy).reason
+    handle = model.readout.register_forward_hook(lambda module, inputs, output: -output)
+    assert not bool(certify_predictions(model, graph).proved.any())
+    handle.remove()
+    model.step = lambda state, context: state
+    assert not bool(certify_predictions(model, graph).proved.any())
+
+
 def test_a_radius_is_refused_where_the_rate_is_for_one_input(draw_contracting):
     model, graph = draw_contracting("SheafDEQ", 1)
     result = certify_predictions(model, graph, radius=1e-3)

@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 
 from sheafdeq.certificates import Certificate, certify, use_labels
+from sheafdeq.certificates.rule import registered_rule
 from sheafdeq.data.graph import AnyGraph, Graph
 from sheafdeq.equilibrium import EquilibriumModel, MaskedReadout
 from sheafdeq.errors import InputError
 from sheafdeq.layers.feature_encoder import FeatureEncoder
 from sheafdeq.models import SheafCascade
+from sheafdeq.models.energy_gnn import EnergyGNN
 from sheafdeq.models.sheaf_relay import SheafRelay
 from sheafdeq.predictions.first_order import FirstOrder, first_order
 from sheafdeq.predictions.gathering import GATHERING
@@ -34,7 +36,7 @@ __all__ = ["FORMS", "Prover", "certify_predictions", "refined"]
 REFINEMENT = Picard(steps=2000, tolerance=4e-15, stop_early=True)
 """How a state is refined before it is examined; whatever it reaches, the bound is proved."""
 FORMS = ("boxes", "sheared")
-SIGNED = (*GATHERING, SheafRelay)
+SIGNED = (*GATHERING, EnergyGNN, SheafRelay)
 """States of these models have any sign."""
 TIE = 1e-9
 """Leads below this share of the largest logit are called ties when they are not proved."""
@@ -97,7 +99,7 @@ class Prover:
             known = ", ".join(kind.__name__ for kind in RULES)
             reason = f"no enclosure is known for {type(model).__name__} (known: {known})"
             return _nothing(model, graph, radius, state, reason, started)
-        unread = _unread(model)
+        unread = _unread(model, graph)
         if unread is not None:
             return _nothing(model, graph, radius, state, unread, started)
         certificate = self.certificate
@@ -157,8 +159,15 @@ def _labels(certificate: Certificate) -> Predictions:
     return Prover(model, graph, state=state, certificate=certificate).at(0.0)
 
 
-def _unread(model: EquilibriumModel) -> str | None:
-    """What stands before or after the iteration and has no enclosure; None without."""
+def _unread(model: EquilibriumModel, graph: Graph) -> str | None:
+    """What has no enclosure: an object that was changed, weights of edges, or what stands before
+    or after the iteration. None without."""
+    known = registered_rule(type(model))
+    objection = None if known is None else known.scope.objection(model)
+    if objection is not None:
+        return objection
+    if graph.edges.share is not None:
+        return "the graph has an edge_weight, for which there is no enclosure"
     inputs = getattr(model, "inputs", None)
     if isinstance(inputs, FeatureEncoder) and len(inputs.layers):
         return "the features pass an encoder, for which there is no enclosure"

@@ -24,10 +24,12 @@ from sheafdeq.data.graph import Graph
 from sheafdeq.models import SheafCascade, SheafDEQ, StrongSheafDEQ
 from sheafdeq.models.appnp import APPNP
 from sheafdeq.models.eignn import EIGNN
+from sheafdeq.models.energy_gnn import EnergyGNN
 from sheafdeq.models.ignn import IGNN
 from sheafdeq.models.sheaf_relay import SheafRelay
 from sheafdeq.models.strong_attention import StrongAttnDEQ
 from sheafdeq.predictions.contracting import log_residual, reach_by_rate
+from sheafdeq.predictions.energy import energy_reach
 from sheafdeq.predictions.first_order import FirstOrder
 from sheafdeq.predictions.gathering import GATHERING, gathering_reach, plain_leads
 from sheafdeq.predictions.lead import Lead
@@ -238,6 +240,22 @@ def relay(
     return replace(enclosed, lead=lead, coordinates="plain")
 
 
+@torch.no_grad()
+def energy(
+    model: EnergyGNN, graph: Graph, state: Tensor, radius: float, certificate: Certificate
+) -> Enclosed:
+    """Proposition 36(b): strong convexity bounds the distance to the minimiser."""
+    grounds = "Proposition 36(b) (strong convexity)"
+    reason = _global(certificate)
+    if reason is not None:
+        return _read(model.readout, state, None, reason, grounds, False, "every start")
+    reach = energy_reach(model, model.prepare(graph), graph, state, radius)
+    weight, bias = model.readout.weight.detach(), model.readout.bias.detach()
+    lead = plain_leads(state, reach, weight, bias, unit_rows=False)
+    enclosed = _read(model.readout, state, reach, None, grounds, False, "every start")
+    return replace(enclosed, lead=lead, coordinates="plain")
+
+
 Rule = Callable[[Any, Graph, Tensor, float, Certificate], Enclosed]
 RULES: dict[type, Rule] = {
     SheafCascade: cascade,
@@ -245,6 +263,7 @@ RULES: dict[type, Rule] = {
     StrongAttnDEQ: strong,
     SheafDEQ: sheaf_deq,
     SheafRelay: relay,
+    EnergyGNN: energy,
     **dict.fromkeys(GATHERING, gathering),
 }
 """By exact type: a subclass may compute something else."""
