@@ -129,8 +129,8 @@ def test_two_hundred_schedules_reach_the_proved_labels_of_a_trained_cascade(leve
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("radius", RADII)
 def test_no_attack_changes_a_label_that_is_proved(level, radius):
-    """300 nodes: share proved by both forms, and what gradient ascent leaves right."""
-    model, split = trained(level), community(level, 300)
+    """90 nodes: share proved by both forms, and what gradient ascent leaves right."""
+    model, split = trained(level), community(level, 90)
     proved = {form: Prover(model, split.graph, form=form).at(radius).proved for form in FORMS}
     either = proved["boxes"] | proved["sheared"]
     options = {"restarts": 20, "ascents": 4, "horizon": 16, "groups": 3 if either.any() else 1}
@@ -142,7 +142,7 @@ def test_no_attack_changes_a_label_that_is_proved(level, radius):
             "run": LEVELS[level],
             "level": level,
             "radius": radius,
-            "nodes": 300,
+            "nodes": 90,
             "right": int(right.sum()),
             "proved by boxes": int(proved["boxes"].sum()),
             "proved sheared": int(proved["sheared"].sum()),
@@ -160,10 +160,10 @@ def test_no_attack_changes_a_label_that_is_proved(level, radius):
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("level", LEVELS)
 def test_the_largest_radius_of_every_node_of_a_trained_cascade(level):
-    """300 nodes, radii a factor of 1.5 apart or less."""
-    prover = Prover(trained(level), community(level, 300).graph, form="sheared")
+    """90 nodes, radii a factor of 1.5 apart or less."""
+    prover = Prover(trained(level), community(level, 90).graph, form="sheared")
     found = largest_radius(prover.at, lowest=1e-7, highest=1e-5)
-    write(f"largest-{level}", {"run": LEVELS[level], "nodes": 300, **found.to_json()})
+    write(f"largest-{level}", {"run": LEVELS[level], "nodes": 90, **found.to_json()})
     assert float(found.radius.median()) > 3e-7
 
 
