@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from sheafdeq.certificates import Verdict, certify
 from sheafdeq.data.graph import Graph
 from sheafdeq.errors import InputError
 from sheafdeq.layers.feature_encoder import FeatureEncoder, dropout_mask
@@ -117,6 +118,20 @@ def test_lazy_width_passes_through_the_encoder() -> None:
     graph = words()
     for model in (SheafDEQ(-1, 2, 2, 3, encoder=(5,)), SheafCascade(-1, 2, 2, 3, encoder=(5,))):
         assert model.eval().run(graph).logits.shape == (30, 2)
+
+
+def test_the_guarantee_survives_encoder_dropout_and_skip() -> None:
+    torch.manual_seed(5)
+    certificate = certify(MODELS["cascade"](**OPTIONS), words(6), effort="quick")
+    assert certificate.verdict is Verdict.CERTIFIED
+
+    class Doubled(FeatureEncoder):  # what no proof has seen
+        def forward(self, graph: Graph) -> Graph:
+            return graph.with_features(2 * graph.x)
+
+    model = SheafCascade(20, 2, 2, 3, levels=2)
+    model.inputs = Doubled(20)
+    assert certify(model, words(6), effort="quick").verdict is not Verdict.CERTIFIED
 
 
 def test_labels_behind_an_encoder_are_not_proved() -> None:

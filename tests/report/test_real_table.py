@@ -8,6 +8,7 @@ from report.report_records import record
 from sheafdeq.cli import main
 from sheafdeq.records import read_records, write_sealed
 from sheafdeq.report.tables import published_numbers, real_table, render
+from sheafdeq.training.sweep import Sweep
 
 
 def run(split, validation, test, *, task="texas", model="sheaf-cascade", **training):
@@ -56,6 +57,13 @@ def test_the_command_reads_a_folder(tmp_path: Path, capsys: pytest.CaptureFixtur
     write_sealed(tmp_path / "one.run.json", run(3, 90.0, 88.25).payload())
     assert main(["tables", "real", "--results", str(tmp_path), "--format", "markdown"]) == 0
     assert "88.2 (1)" in capsys.readouterr().out
+
+
+def test_the_records_are_runs_of_the_preset():
+    planned = [config.payload() for config in Sweep.load("real").configs()]
+    records = read_records(Path(__file__).parents[2] / "results" / "real")
+    assert records
+    assert [record.id for record in records if record.config not in planned] == []
 
 
 def test_the_page_is_what_the_records_say():
