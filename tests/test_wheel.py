@@ -22,7 +22,7 @@ import sheafdeq
 from sheafdeq.data.community import community_graph
 from sheafdeq.ops.native_module import native_description, use_kernel
 from sheafdeq.models import SheafDEQ
-graph, _ = community_graph(42, level=7, nodes=200)
+graph, _ = community_graph(42, level=7, nodes=198)
 torch.manual_seed(0)
 model = SheafDEQ(graph.x.shape[1], 3)
 context = model.prepare(graph)

@@ -103,6 +103,7 @@ def test_graphs_side_by_side_are_taken_one_after_the_other() -> None:
     index = torch.cat([part + 900 * copy for copy in range(6)], dim=1)
     edges = Edges.of(index, 5400, torch.float64)
     layout = native_layout(edges)
+    assert step_layout(edges) is layout
     assert layout.pieces(1) == 6
     assert layout.pieces(2) == 6
     assert native_layout(Edges.of(random_edges(6000, 60_000), 6000, torch.float32)).pieces(2) == 0
@@ -120,3 +121,24 @@ def test_graphs_side_by_side_are_taken_one_after_the_other() -> None:
         assert torch.equal(b, c)
         assert float((a - d).norm() / d.norm()) < 1e-11
         assert float((b - d).norm() / d.norm()) < 1e-11
+
+
+@pytest.mark.parametrize("directed", [False, True])
+def test_a_large_piece_with_short_edges_is_taken_in_chunks(directed: bool) -> None:
+    n = 2500
+    nodes = torch.arange(n)
+    ahead = [torch.stack([nodes[:-k], nodes[k:]]) for k in (1, 3, 40)]
+    both = ahead if directed else [*ahead, *(pair.flip(0) for pair in ahead)]
+    index = torch.cat(both, dim=1)
+    edges = Edges.of(index[:, torch.argsort(index[1], stable=True)], n, torch.float64)
+    assert native_layout(edges).pieces(1) == 1
+    assert native_layout(edges).chunks(1) == 5
+    leaves, options = arguments(edges, torch.float64, 2, 3, 4)
+    for a, b in zip(
+        values_and_gradients(sheaf_step, leaves, options),
+        values_and_gradients(sheaf_step_reference, leaves, options),
+        strict=True,
+    ):
+        assert float((a - b).norm() / b.norm()) < 1e-11
+    far = Edges.of(random_edges(n, 20_000), n, torch.float64)
+    assert native_layout(far).chunks(1) == 1

@@ -26,7 +26,7 @@ NEAR = 1024
 """Rows of a source that are at most this far from those of the target count as near: about a
 thousand rows of a step fit the second-level cache."""
 SMALL = 4 * NEAR
-"""Up to so many nodes every row is near enough."""
+"""Up to so many nodes in a connected piece every row is near enough."""
 FAR_SHARE = 0.1
 """An order with fewer far edges than this share is left as it is; a new one has to halve it."""
 
@@ -52,9 +52,11 @@ def node_order(edges: Edges) -> NodeOrder:
 
 def _find(edges: Edges) -> NodeOrder:
     n = edges.num_targets
+    if n <= SMALL or native_layout(edges).largest_piece() <= SMALL:  # taken graph by graph
+        return NodeOrder(None, 0.0, 0.0, "given")
     source, target = edges.source.numpy(), edges.target.numpy()
     given = _far(source, target)
-    if n <= SMALL or given <= FAR_SHARE:
+    if given <= FAR_SHARE:
         return NodeOrder(None, given, given, "given")
     ones = numpy.ones(len(source), dtype=numpy.int8)
     matrix = csr_matrix((ones, source, edges.pointer.numpy()), shape=(n, n))

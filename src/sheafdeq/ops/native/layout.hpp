@@ -34,8 +34,18 @@ struct Plan {
 
 // Targets that belong together: no edge leads from one piece to another. A step takes one piece after the other, so that its
 // tables are as large as the largest piece and stay in the caches, however many graphs lie side by side.
+//
+// A large piece is taken in chunks of targets where its edges are short (a chain, a grid, anything in a good order): the nodes
+// that a chunk reads first are prepared just before it, and nodes that no later chunk reads are finished just after it.
+struct Chunk {
+  std::int64_t first = 0, last = 0;  // targets
+  std::int64_t ready = 0;            // rows of the nodes before this one must be there
+  std::int64_t done = 0;             // gradients of the nodes before this one are complete
+};
 struct Pieces {
   std::vector<std::int64_t> bounds;  // piece p has the nodes bounds[p] <= v < bounds[p + 1]
+  std::vector<Chunk> chunks;         // of all pieces, one after the other
+  std::vector<std::int64_t> chunk_of;  // piece p has the chunks chunk_of[p] and following
   std::vector<std::int64_t> share;   // thread t has the pieces share[t] <= p < share[t + 1]; empty: threads would idle
   std::int64_t largest = 0;          // nodes of the largest one
 };
@@ -140,6 +150,32 @@ class Layout {
     }
   }
 
+  // Nodes are prepared and finished in whole blocks of the node kernel, counted from the first node of the piece.
+  static constexpr std::int64_t node_block = 48;
+
+  void add_chunks(std::int64_t first, std::int64_t last, std::vector<Chunk>& chunks) const {
+    const std::int64_t count = (last - first + piece_nodes - 1) / piece_nodes;
+    std::vector<Chunk> made(static_cast<std::size_t>(count));
+    std::int64_t ready = first, widest = 0;
+    for (std::int64_t k = 0; k < count; k++) {
+      Chunk& chunk = made[k];
+      chunk.first = first + k * piece_nodes;
+      chunk.last = std::min(last, chunk.first + piece_nodes);
+      ready = std::max(ready, chunk.last);
+      for (std::int64_t i = pointer[chunk.first]; i < pointer[chunk.last]; i++) ready = std::max<std::int64_t>(ready, source[i] + 1);
+      chunk.ready = std::min(last, first + (ready - first + node_block - 1) / node_block * node_block);
+    }
+    std::int64_t done = last;
+    for (std::int64_t k = count - 1; k >= 0; k--) {
+      Chunk& chunk = made[k];
+      chunk.done = k + 1 == count ? last : first + (std::min(done, chunk.last) - first) / node_block * node_block;
+      for (std::int64_t i = pointer[chunk.first]; i < pointer[chunk.last]; i++) done = std::min<std::int64_t>(done, source[i]);
+    }
+    for (std::int64_t k = 0; k < count; k++) widest = std::max(widest, made[k].ready - (k ? made[k - 1].done : first));
+    if (2 * widest > last - first) made.assign(1, Chunk{first, last, last, last});  // edges reach across the piece
+    chunks.insert(chunks.end(), made.begin(), made.end());
+  }
+
   Pieces make_pieces(int threads) const {
     Pieces pieces;
     const std::int64_t n = targets(), e = edges();
@@ -161,8 +197,12 @@ class Layout {
     }
     if (pieces.bounds.back() < n) pieces.bounds.push_back(n);
     const auto count = static_cast<std::int64_t>(pieces.bounds.size()) - 1;
-    for (std::int64_t p = 0; p < count; p++)
+    for (std::int64_t p = 0; p < count; p++) {
       pieces.largest = std::max(pieces.largest, pieces.bounds[p + 1] - pieces.bounds[p]);
+      pieces.chunk_of.push_back(static_cast<std::int64_t>(pieces.chunks.size()));
+      add_chunks(pieces.bounds[p], pieces.bounds[p + 1], pieces.chunks);
+    }
+    pieces.chunk_of.push_back(static_cast<std::int64_t>(pieces.chunks.size()));
     // A node costs about as much as eight edges, mostly for its products.
     auto work = [&](std::int64_t p) { return pointer[pieces.bounds[p]] + 8 * pieces.bounds[p]; };
     const std::int64_t total = e + 8 * n;

@@ -523,10 +523,14 @@ void step_forward(const Layout& layout, int d, int q, bool pre_norm, T shift, Ma
       NodePass<T> nodes = parameters.nodes;
       EdgePass<T> edges = pass;
       for (std::int64_t p = pieces.share[t]; p < pieces.share[t + 1]; p++) {
-        const std::int64_t first = pieces.bounds[p], last = pieces.bounds[p + 1];
-        tables.show(parameters, first, nodes, edges);
-        kernels.node_forward(nodes, first, last, aligned_scratch<T>(size));
-        edges_of(edges, first, last);
+        std::int64_t ready = pieces.bounds[p];
+        tables.show(parameters, ready, nodes, edges);
+        for (std::int64_t k = pieces.chunk_of[p]; k < pieces.chunk_of[p + 1]; k++) {
+          const Chunk& chunk = pieces.chunks[k];
+          kernels.node_forward(nodes, ready, chunk.ready, aligned_scratch<T>(size));
+          ready = chunk.ready;
+          edges_of(edges, chunk.first, chunk.last);
+        }
       }
     });
     return;
@@ -605,13 +609,19 @@ void step_backward(const Layout& layout, int d, int q, bool pre_norm, Matrix<con
       NodePass<T> again = parameters.nodes, grads = nodes;
       EdgePass<T> edges = pass;
       for (std::int64_t p = pieces.share[t]; p < pieces.share[t + 1]; p++) {
-        const std::int64_t first = pieces.bounds[p], last = pieces.bounds[p + 1];
+        const std::int64_t first = pieces.bounds[p];
+        std::int64_t ready = first, done = first;
         tables.show(parameters, first, again, edges);
         gradients.show(parameters, first, grads, edges);
-        kernels.node_forward(again, first, last, aligned_scratch<T>(size));
-        clear(gradients.source, 0, last - first);
-        edges_of(edges, t, first, last);
-        nodes_of(grads, t, first, last);
+        for (std::int64_t k = pieces.chunk_of[p]; k < pieces.chunk_of[p + 1]; k++) {
+          const Chunk& chunk = pieces.chunks[k];
+          kernels.node_forward(again, ready, chunk.ready, aligned_scratch<T>(size));
+          clear(gradients.source, ready - first, chunk.ready - first);
+          ready = chunk.ready;
+          edges_of(edges, t, chunk.first, chunk.last);
+          if (chunk.done > done) nodes_of(grads, t, done, chunk.done);
+          done = std::max(done, chunk.done);
+        }
       }
     });
   } else {
@@ -709,6 +719,11 @@ NB_MODULE(_native, module) {
       .def("pieces", [](const Layout& self, int threads) {
              const Pieces& pieces = self.pieces(threads_for(self, threads));
              return pieces.share.empty() ? std::size_t(0) : pieces.bounds.size() - 1;
+           })
+      .def("largest_piece", [](const Layout& self) { return self.pieces(1).largest; })
+      .def("chunks", [](const Layout& self, int threads) {
+             const Pieces& pieces = self.pieces(threads_for(self, threads));
+             return pieces.share.empty() ? std::size_t(0) : pieces.chunks.size();
            })
       .def("ghosts", [](const Layout& self, int threads) { return self.plan(threads_for(self, threads)).ghosts; })
       .def("threads", [](const Layout& self, int threads) { return threads_for(self, threads); });
