@@ -66,13 +66,8 @@ void attention_forward(const Layout& layout, int heads, int width, int value_wid
   nb::gil_scoped_release release;
   const Plan& plan = layout.plan(threads);
   const AttentionFunctions<T>& functions = *chosen->copies(T()).attention;
-  in_parallel(threads, [&](int t) {
-    EdgeShare<T> share;
-    share.first = plan.bounds[t];
-    share.last = plan.bounds[t + 1];
-    share.scratch = aligned_scratch<T>(functions.scratch(pass));
-    functions.forward(pass, share);
-  });
+  over_edges<T>(plan, threads, functions.scratch(pass), nullptr, 0,
+                [&](EdgeShare<T>& share) { functions.forward(pass, share); });
 }
 
 // `query_grad`, `key_grad` and `value_grad` may be columns of one table. Rows beyond the sources are ghosts (Plan). With
@@ -113,19 +108,9 @@ void attention_backward(const Layout& layout, int heads, int width, int value_wi
       std::fill_n(pass.value_grad + i * pass.value_grad_stride, value_columns, T(0));
     }
   });
-  in_parallel(threads, [&](int t) {
-    EdgeShare<T> share;
-    share.first = plan.bounds[t];
-    share.last = plan.bounds[t + 1];
-    share.scratch = aligned_scratch<T>(functions.scratch(pass));
-    share.parameter_grad = own_out ? sums.data() + t * heads : nullptr;
-    functions.backward(pass, share);
-  });
+  over_edges<T>(plan, threads, functions.scratch(pass), own_out ? sums.data() : nullptr, heads,
+                [&](EdgeShare<T>& share) { functions.backward(pass, share); });
   add_ghosts(plan, m, pass.key_grad, pass.key_grad_stride, heads * width, threads);
   add_ghosts(plan, m, pass.value_grad, pass.value_grad_stride, value_columns, threads);
-  for (int i = 0; own_out && i < heads; i++) {
-    double total = 0.0;
-    for (int t = 0; t < threads; t++) total += sums[t * heads + i];
-    own_out[i] = static_cast<T>(total);
-  }
+  if (own_out) write_sums(sums, threads, heads, own_out);
 }

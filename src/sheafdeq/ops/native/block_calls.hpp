@@ -57,13 +57,7 @@ void map_forward(const Layout& layout, int d, int hidden, T sign, T softening, M
   nb::gil_scoped_release release;
   const Plan& plan = layout.plan(threads);
   const std::int64_t size = chosen->copies(T()).blocks->scratch(d, hidden, 0);
-  in_parallel(threads, [&](int t) {
-    EdgeShare<T> share;
-    share.first = plan.bounds[t];
-    share.last = plan.bounds[t + 1];
-    share.scratch = aligned_scratch<T>(size);
-    functions.map_forward(pass, share);
-  });
+  over_edges<T>(plan, threads, size, nullptr, 0, [&](EdgeShare<T>& share) { functions.map_forward(pass, share); });
 }
 
 // `parameter_grad` receives the gradients of the weight (2 d d, hidden) and of the bias (2 d d), one after the other.
@@ -103,20 +97,10 @@ void map_backward(const Layout& layout, int d, int hidden, T sign, T softening, 
   in_parallel(threads, [&](int t) {
     std::fill(pass.source_grad + rows * t / threads * hidden, pass.source_grad + rows * (t + 1) / threads * hidden, T(0));
   });
-  in_parallel(threads, [&](int t) {
-    EdgeShare<T> share;
-    share.first = plan.bounds[t];
-    share.last = plan.bounds[t + 1];
-    share.scratch = aligned_scratch<T>(size);
-    share.parameter_grad = sums.data() + t * parameters;
-    functions.map_backward(pass, share);
-  });
+  over_edges<T>(plan, threads, size, sums.data(), parameters,
+                [&](EdgeShare<T>& share) { functions.map_backward(pass, share); });
   add_ghosts(plan, layout.sources, pass.source_grad, hidden, hidden, threads);
-  for (std::int64_t i = 0; i < parameters; i++) {
-    double total = 0.0;
-    for (int t = 0; t < threads; t++) total += sums[t * parameters + i];
-    parameter_out[i] = static_cast<T>(total);
-  }
+  write_sums(sums, threads, parameters, parameter_out);
 }
 
 template <class T>
@@ -170,13 +154,7 @@ void product_forward(const Layout& layout, int d, int channels, int parts, int g
   nb::gil_scoped_release release;
   const Plan& plan = layout.plan(threads);
   const std::int64_t size = chosen->copies(T()).blocks->scratch(d, 0, width);
-  in_parallel(threads, [&](int t) {
-    EdgeShare<T> share;
-    share.first = plan.bounds[t];
-    share.last = plan.bounds[t + 1];
-    share.scratch = aligned_scratch<T>(size);
-    functions.product_forward(pass, share);
-  });
+  over_edges<T>(plan, threads, size, nullptr, 0, [&](EdgeShare<T>& share) { functions.product_forward(pass, share); });
 }
 
 // `product` is what forward wrote and `grad` the gradient of `step` (with a gate), else `grad` is that of `product`.
@@ -225,12 +203,6 @@ void product_backward(const Layout& layout, int d, int channels, int parts, int 
     T* const ghosts = pass.values_grad + n * width;
     std::fill(ghosts + plan.ghosts * t / threads * width, ghosts + plan.ghosts * (t + 1) / threads * width, T(0));
   });
-  in_parallel(threads, [&](int t) {
-    EdgeShare<T> share;
-    share.first = plan.bounds[t];
-    share.last = plan.bounds[t + 1];
-    share.scratch = aligned_scratch<T>(size);
-    functions.product_backward(pass, share);
-  });
+  over_edges<T>(plan, threads, size, nullptr, 0, [&](EdgeShare<T>& share) { functions.product_backward(pass, share); });
   add_ghosts(plan, n, pass.values_grad, width, width, threads);
 }

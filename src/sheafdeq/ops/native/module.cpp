@@ -153,6 +153,27 @@ template <class T> T* aligned_scratch(std::int64_t size) {
   return reinterpret_cast<T*>((address + 63) / 64 * 64);
 }
 
+// Every thread works on its own edges with scratch memory of its own; `sums`, if there are any, are `count` a thread.
+template <class T, class F>
+void over_edges(const Plan& plan, int threads, std::int64_t scratch, double* sums, std::int64_t count, F&& work) {
+  in_parallel(threads, [&](int t) {
+    EdgeShare<T> share;
+    share.first = plan.bounds[t];
+    share.last = plan.bounds[t + 1];
+    share.scratch = aligned_scratch<T>(scratch);
+    if (sums) share.parameter_grad = sums + t * count;
+    work(share);
+  });
+}
+
+template <class T> void write_sums(const std::vector<double>& sums, int threads, std::int64_t count, T* out) {
+  for (std::int64_t i = 0; i < count; i++) {
+    double total = 0.0;
+    for (int t = 0; t < threads; t++) total += sums[t * count + i];
+    out[i] = static_cast<T>(total);
+  }
+}
+
 template <class T> EdgeFunctions<T> functions_for(int d) {
   if (d < 1 || d > largest_dimension) throw nb::value_error("the stalk dimension must be between 1 and 16");
   const Copies<T>& copies = chosen->copies(T());
@@ -234,13 +255,7 @@ void edge_forward(const Layout& layout, int d, int channels, int hidden, Matrix<
   nb::gil_scoped_release release;
   const Plan& plan = layout.plan(threads);
   const std::int64_t size = chosen->kernels(T()).edge_scratch(d, hidden, channels);
-  in_parallel(threads, [&](int t) {
-    EdgeShare<T> share;
-    share.first = plan.bounds[t];
-    share.last = plan.bounds[t + 1];
-    share.scratch = aligned_scratch<T>(size);
-    functions.forward(pass, share);
-  });
+  over_edges<T>(plan, threads, size, nullptr, 0, [&](EdgeShare<T>& share) { functions.forward(pass, share); });
 }
 
 template <class T>
@@ -277,20 +292,10 @@ void edge_backward(const Layout& layout, int d, int channels, int hidden, Matrix
     for (std::int64_t i = rows * t / threads; i < rows * (t + 1) / threads; i++)
       std::memset(pass.source_grad + i * pass.source_grad_stride, 0, row_bytes);
   });
-  in_parallel(threads, [&](int t) {
-    EdgeShare<T> share;
-    share.first = plan.bounds[t];
-    share.last = plan.bounds[t + 1];
-    share.scratch = aligned_scratch<T>(size);
-    share.parameter_grad = sums.data() + t * parameters;
-    functions.backward(pass, share);
-  });
+  over_edges<T>(plan, threads, size, sums.data(), parameters,
+                [&](EdgeShare<T>& share) { functions.backward(pass, share); });
   add_ghosts(plan, m, pass.source_grad, pass.source_grad_stride, 2 * hidden + width, threads);
-  for (std::int64_t i = 0; i < parameters; i++) {
-    double total = 0.0;
-    for (int t = 0; t < threads; t++) total += sums[t * parameters + i];
-    parameter_out[i] = static_cast<T>(total);
-  }
+  write_sums(sums, threads, parameters, parameter_out);
 }
 
 // ---------------------------------------------------------------------- the whole step
