@@ -42,15 +42,6 @@ def test_choices():
         progress_from("weather")
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_tensorboard_curves(small, tmp_path):
-    pytest.importorskip("tensorboard")
-    from sheafdeq.training.progress import TensorBoardProgress
-
-    train(small(max_epochs=1), progress=TensorBoardProgress(str(tmp_path), SilentProgress()))
-    assert list(tmp_path.glob("events.*"))
-
-
 # ---------------------------------------------------------------------- the command
 
 TASK_OPTIONS = ("nodes=30", "train_seeds=[1]", "test_seeds=[2]", "k=3")

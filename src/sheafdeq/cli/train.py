@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sheafdeq.training.config import TrainingConfig
     from sheafdeq.training.progress import Progress
     from sheafdeq.training.run import RunResult
+    from sheafdeq.training.trackers import Tracker
 
 
 def configure(commands: Any) -> None:
@@ -120,8 +121,14 @@ def configure(commands: Any) -> None:
     parser.value(
         "--tensorboard",
         output_folder,
-        "write TensorBoard curves (needs sheafdeq[tensorboard])",
+        "write TensorBoard curves below this folder (needs sheafdeq[tensorboard])",
         metavar="DIR",
+    )
+    parser.value(
+        "--wandb",
+        str,
+        "log to Weights & Biases (needs sheafdeq[wandb]; WANDB_MODE=offline keeps it here)",
+        metavar="[ENTITY/]PROJECT",
     )
     parser.value(
         "--parts",
@@ -213,29 +220,65 @@ def _values(options: argparse.Namespace) -> dict[str, Any]:
 def run(options: argparse.Namespace) -> int:
     """Train and print the scores."""
     from sheafdeq.training.config import TrainingConfig
-    from sheafdeq.training.progress import TensorBoardProgress, progress_from
+    from sheafdeq.training.progress import progress_from
     from sheafdeq.training.run import train
 
     config = TrainingConfig.parse(
         _values(options), options.config or options.recipe or "command line"
     )
-    progress: Progress = progress_from("auto")
-    if options.tensorboard:
-        progress = TensorBoardProgress(options.tensorboard, progress)
-    if options.parts is not None:
-        result = _in_parts(options, config, progress)
-        return _print(options, result)
-    if options.save:
+    if options.save and options.parts is None:
         raise UsageError("--save goes with --parts: other runs are kept by --out")
-    result = train(
-        config,
-        out=options.out,
-        resume=not options.fresh,
-        progress=progress,
-        checkpoint_seconds=options.checkpoint_seconds,
-        download=options.download,
-    )
+    progress: Progress = progress_from("auto")
+    trackers = _trackers(options, config, progress)
+    progress = trackers[-1] if trackers else progress
+    try:
+        if options.parts is not None:
+            result = _in_parts(options, config, progress)
+        else:
+            result = train(
+                config,
+                out=options.out,
+                resume=not options.fresh,
+                progress=progress,
+                checkpoint_seconds=options.checkpoint_seconds,
+                download=options.download,
+            )
+        for tracker in trackers:
+            tracker.summary(result.record)
+    finally:
+        for tracker in trackers:
+            tracker.close()
     return _print(options, result)
+
+
+def _trackers(
+    options: argparse.Namespace, config: TrainingConfig, display: Progress
+) -> list[Tracker]:
+    """The trackers asked for, each around the one before; the last is the display to use."""
+    from pathlib import Path
+
+    from sheafdeq.training.run_identity import by_content, identify, task_of
+    from sheafdeq.training.store import RunStore, safe_name
+    from sheafdeq.training.trackers import TensorBoardTracker, WandbTracker
+
+    boards = projects = None
+    if options.tensorboard:
+        boards = display = TensorBoardTracker(options.tensorboard, display, held=True)
+    if options.wandb:
+        projects = display = WandbTracker(options.wandb, display, held=True)
+    found: list[Tracker] = [tracker for tracker in (boards, projects) if tracker is not None]
+    if not found:
+        return found
+    run_id = None
+    if options.out:  # a stored run has a name, under which it can go on
+        digest = task_of(config, download=options.download).digest
+        run_id = identify(config, digest, store=RunStore(options.out)).id
+    if boards is not None:
+        name = safe_name(config.title) + ("" if run_id is None else f"-{run_id[:8]}")
+        boards.folder = str(Path(options.tensorboard) / name)
+    if projects is not None:
+        projects.config, projects.run_id = by_content(config), run_id
+    return found
 
 
 def _in_parts(options: argparse.Namespace, config: TrainingConfig, progress: Progress) -> RunResult:

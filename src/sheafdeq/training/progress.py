@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Any, Protocol, TextIO
 
-from sheafdeq.errors import InputError, UsageError
+from sheafdeq.errors import InputError
 from sheafdeq.training.loop import EpochMetrics
 
 __all__ = [
@@ -14,7 +14,6 @@ __all__ = [
     "LineProgress",
     "Progress",
     "SilentProgress",
-    "TensorBoardProgress",
     "progress_from",
 ]
 
@@ -118,36 +117,6 @@ class BarProgress:
         """Remove the bar, leave the message."""
         self.bar.stop()
         print(message, file=sys.stderr)
-
-
-class TensorBoardProgress:
-    """Curves for TensorBoard (extra ``sheafdeq[tensorboard]``), around another display."""
-
-    def __init__(self, folder: str, inner: Progress) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise UsageError(
-                "--tensorboard needs the package tensorboard (pip install "
-                f"'sheafdeq[tensorboard]'): {error}"
-            ) from error
-        self.writer = SummaryWriter(folder)
-        self.inner = inner
-
-    def start(self, title: str, epoch: int, max_epochs: int) -> None:
-        """Pass on."""
-        self.inner.start(title, epoch, max_epochs)
-
-    def update(self, metrics: EpochMetrics) -> None:
-        """Write loss, validation score, best score and learning rate."""
-        for name in ("loss", "validation", "best", "learning_rate"):
-            self.writer.add_scalar(name, getattr(metrics, name), metrics.epoch)
-        self.inner.update(metrics)
-
-    def finish(self, message: str) -> None:
-        """Flush and pass on."""
-        self.writer.close()
-        self.inner.finish(message)
 
 
 def progress_from(choice: Progress | str | bool | None) -> Progress:
