@@ -22,6 +22,7 @@ __all__ = [
     "FIGURE_ENDINGS",
     "Parser",
     "add_assignments",
+    "model_name",
     "names_of",
     "output_file",
     "output_folder",
@@ -29,6 +30,7 @@ __all__ = [
     "present_file",
     "present_folder",
     "real_number",
+    "schedule_words",
     "seed_number",
     "share",
     "whole_number",
@@ -159,6 +161,31 @@ share = real_number(0.0, 1.0)
 def seed_number(text: str) -> int:
     """What a random generator takes."""
     return whole_number(int(SEED.low), int(SEED.high))(text)
+
+
+def model_name(text: str) -> str:
+    """A model that is known, or one of the user's (``package.module:Class``)."""
+    from sheafdeq.registry import MODELS
+    from sheafdeq.user_models import installed_names
+
+    known = [*MODELS, *installed_names()]
+    if text not in known and ":" not in text:
+        raise argparse.ArgumentTypeError(
+            f"there is no model {text[:80]!r}{suggestion(text, known)}. Choose from: "
+            f"{', '.join(known)}"
+        )
+    return text
+
+
+def schedule_words(text: str) -> str:
+    """``S,TAU``: an update window of at least one slot and a largest delay."""
+    window, separator, delay = (part.strip() for part in text.partition(","))
+    numbers = window.isdecimal() and delay.isdecimal() and len(text) <= 20
+    if not separator or not numbers or int(window) < 1:
+        raise argparse.ArgumentTypeError(
+            f"a schedule is S,TAU such as 5,2, with S at least 1, got {text[:40]!r}"
+        )
+    return f"{window},{delay}"
 
 
 def present_folder(text: str) -> str:

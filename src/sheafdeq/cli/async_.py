@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from typing import Any
 
-from sheafdeq.cli.arguments import real_number, seed_number, share, whole_number
+from sheafdeq.cli.arguments import real_number, schedule_words, seed_number, share, whole_number
 from sheafdeq.cli.data_options import data_choice
 from sheafdeq.cli.subject import (
     FINITE_HORIZON,
@@ -34,6 +35,7 @@ def configure(commands: Any) -> None:
     add_subject_options(parser, graph="0")
     parser.add_argument(
         "--schedules",
+        type=schedule_words,
         metavar="S,TAU",
         nargs="+",
         default=["1,0", "2,1", "5,2", "8,4"],
@@ -43,7 +45,7 @@ def configure(commands: Any) -> None:
     parser.value("--work", real_number(0, 1e9, above=True), "mean updates a node", 500)
     parser.value(
         "--reference",
-        str,
+        reference_words,
         "synchronous reference: converged (default), finite:K, or paper (420 iterations; "
         "500 without pre-norm)",
         "converged",
@@ -80,6 +82,17 @@ def configure(commands: Any) -> None:
         metavar="N",
     )
     parser.set_defaults(run=run)
+
+
+def reference_words(text: str) -> str:
+    """``converged``, ``paper``, or ``finite:K`` with K at least 1."""
+    kind, _, steps = text.partition(":")
+    finite = kind == "finite" and steps.isdecimal() and len(steps) < 10 and int(steps) > 0
+    if text not in ("converged", "paper") and not finite:
+        raise argparse.ArgumentTypeError(
+            f"a reference is converged, paper or finite:K such as finite:420, got {text[:40]!r}"
+        )
+    return text
 
 
 def run(options: Any) -> int:
@@ -133,9 +146,7 @@ def conditions_of(options: Any) -> list[Any]:
     channel = Channel(options.loss, options.duplication, options.reordering, limit=options.limit)
     conditions = []
     for text in options.schedules:
-        window, separator, delay = text.partition(",")
-        if not separator or not window.isdecimal() or not delay.isdecimal() or len(text) > 20:
-            raise UsageError(f"a schedule is S,TAU such as 5,2, got {text[:40]!r}")
+        window, _, delay = text.partition(",")
         conditions.append(
             Schedule(
                 int(window),

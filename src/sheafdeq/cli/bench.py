@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from sheafdeq.cli.arguments import output_file, output_folder, present_file
 from sheafdeq.errors import InputError
 
 __all__ = [
@@ -38,11 +39,11 @@ def configure(commands: Any) -> None:
     parser.flag(
         "--scale", "a whole training pass of 20 steps at 10^6 nodes and 10^7 edges (about 12 GiB)"
     )
-    parser.value("--out", Path, "write bench.json and the figures there", metavar="DIR")
+    parser.value("--out", _folder, "write bench.json and the figures there", metavar="DIR")
     parser.add_argument(
         "--history",
         nargs="?",
-        type=Path,
+        type=_file,
         const=HISTORY,
         metavar="FILE",
         help=f"append commit, machine and ratios to FILE ({HISTORY}) and say what became slower",
@@ -50,14 +51,22 @@ def configure(commands: Any) -> None:
     parser.add_argument(
         "--from",
         dest="record",
-        type=Path,
+        type=lambda text: Path(present_file(text)),
         metavar="FILE",
         help="do not measure: take what an earlier run wrote with --out or --json",
     )
-    parser.value("--page", Path, "write the table of targets into a page", metavar="FILE")
+    parser.value("--page", _file, "write the table of targets into a page", metavar="FILE")
     # the child process that measures memory, or one scale
     parser.add_argument("--measure", metavar="NAME", help=argparse.SUPPRESS)
     parser.set_defaults(run=run)
+
+
+def _folder(text: str) -> Path:
+    return Path(output_folder(text))
+
+
+def _file(text: str) -> Path:
+    return Path(output_file()(text))
 
 
 def run(options: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sheafdeq.cli.arguments import Parser
+from sheafdeq.cli.arguments import Parser, model_name, seed_number, whole_number
 from sheafdeq.errors import UsageError
 
 if TYPE_CHECKING:
@@ -75,11 +75,25 @@ class Choice:
 def add_choice_options(parser: Parser) -> None:
     """The options that make a :class:`Choice`."""
     group = parser.add_argument_group("which runs of a folder")
-    group.value("--level", int, "only runs of this heterophily level")
     group.add_argument(
-        "--run-seeds", type=int, nargs="+", metavar="N", default=[], help="only runs of these seeds"
+        "--level", type=whole_number(0, 10), help="only runs of this heterophily level"
     )
-    group.add_argument("--models", nargs="+", metavar="NAME", default=[], help="only these models")
+    group.add_argument(
+        "--run-seeds",
+        type=seed_number,
+        nargs="+",
+        metavar="N",
+        default=[],
+        help="only runs of these seeds",
+    )
+    group.add_argument(
+        "--models",
+        type=model_name,
+        nargs="+",
+        metavar="NAME",
+        default=[],
+        help="only these models",
+    )
     group.add_argument(
         "--option",
         action="append",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sheafdeq.equilibrium import EquilibriumModel
     from sheafdeq.training import TrainingConfig
 
-from sheafdeq.cli.arguments import real_number, seed_number, whole_number
+from sheafdeq.cli.arguments import output_file, real_number, seed_number, whole_number
 
 __all__ = ["configure", "run"]
 
@@ -57,7 +57,7 @@ def configure(commands: Any) -> None:
     )
     parser.value(
         "--page",
-        str,
+        lambda text: output_file(".html")(text) if text else text,
         "explorer page of what was trained (default sheafdeq-demo.html; '' for none)",
         "sheafdeq-demo.html",
         metavar="FILE",

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sheafdeq.cli.arguments import output_folder, parse_assignments, whole_number
+from sheafdeq.cli.arguments import model_name, output_folder, parse_assignments, whole_number
 from sheafdeq.cli.data_options import PARTS, add_data_options, data_choice
 from sheafdeq.cli.run_names import add_runs
 from sheafdeq.errors import RecordError, SheafDEQError, UsageError
@@ -43,6 +43,7 @@ def configure(commands: Any) -> None:
     parser.add_argument(
         "--models",
         "--model",
+        type=model_name,
         metavar="NAME",
         nargs="+",
         dest="model",

@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sheafdeq.cli.arguments import output_file, real_number, seed_number, whole_number
+from sheafdeq.cli.arguments import (
+    output_file,
+    real_number,
+    schedule_words,
+    seed_number,
+    whole_number,
+)
 from sheafdeq.cli.data_options import PARTS, add_data_options, data_choice
 from sheafdeq.cli.run_names import add_runs
 from sheafdeq.errors import UsageError
@@ -42,7 +48,9 @@ def configure(commands: Any) -> None:
     add_data_options(parser, parts=PARTS)
     parser.value("--iterations", whole_number(1, 10**6), "", 200)
     parser.value("--scale", real_number(0, above=True), "scale of the random start", 10.0)
-    parser.value("--schedule", str, "update window and largest delay", "5,2", metavar="S,TAU")
+    parser.value(
+        "--schedule", schedule_words, "update window and largest delay", "5,2", metavar="S,TAU"
+    )
     parser.value("--seed", seed_number, "of the schedule", 0)
     parser.value("--megabytes", real_number(0, 1e6, above=True), "largest page", 4.9)
     parser.value("--out", output_file(".html"), "default explore-RUN.html", metavar="FILE")

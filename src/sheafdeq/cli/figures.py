@@ -35,7 +35,10 @@ def configure(commands: Any) -> None:
         "caption, command and records read.",
     )
     parser.value(
-        "--results", str, "with diagnostics/, async/, certificates/", "results", metavar="DIR"
+        "--results",
+        present_folder,
+        "with diagnostics/, async/, certificates/ (default results)",
+        metavar="DIR",
     )
     parser.add_argument(
         "--runs", type=present_folder, metavar="DIR", nargs="*", default=[],
@@ -65,6 +68,7 @@ def run(options: Any) -> int:
     """Read, draw, write."""
     from sheafdeq.report.figures import check_sources, draw_all, read_sources, write_drawings
 
+    options.results = options.results or "results"
     if not options.runs and not Path(options.results).is_dir():
         raise UsageError(
             f"{options.results!r} is not a folder: give the folder with the records "

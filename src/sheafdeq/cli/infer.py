@@ -154,7 +154,7 @@ def run(options: argparse.Namespace) -> int:
         engine=options.engine,
         solver=_solver(options, model),
         pace=Pace(staleness=options.staleness, on_late=options.on_late),
-        slowdown=_slowdowns(options.slow),
+        slowdown=_slowdowns(options.slow, _count(parts)),
         seconds=options.seconds,
         method=options.partition,
         yardstick=yardstick,
@@ -204,7 +204,11 @@ def _solver(options: argparse.Namespace, model: EquilibriumModel) -> Picard:
     return solver
 
 
-def _slowdowns(words: list[str]) -> dict[int, float]:
+def _count(parts: int | Tensor) -> int:
+    return parts if isinstance(parts, int) else int(parts.max()) + 1
+
+
+def _slowdowns(words: list[str], parts: int) -> dict[int, float]:
     result = {}
     for word in words:
         part, separator, factor = word.partition("=")
@@ -212,8 +216,11 @@ def _slowdowns(words: list[str]) -> dict[int, float]:
             result[int(part)] = float(factor)
         except ValueError:
             separator = ""
-        if not separator:
-            raise UsageError(f"--slow takes PART=FACTOR such as 0=50, got {word!r}")
+        if not separator or not result[int(part)] > 0 or not 0 <= int(part) < parts:
+            raise UsageError(
+                f"--slow takes PART=FACTOR such as 0=50, of a part from 0 to {parts - 1}, "
+                f"got {word!r}"
+            )
     return result
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sheafdeq.cli.arguments import output_folder, whole_number
+from sheafdeq.cli.arguments import output_folder, present_folder, schedule_words, whole_number
 from sheafdeq.cli.data_options import PARTS, add_data_options, data_choice
 from sheafdeq.cli.run_names import add_runs
 from sheafdeq.errors import InputError, UsageError
@@ -39,6 +39,7 @@ def configure(commands: Any) -> None:
     parser.value("--out", output_folder, "folder to write", "site", metavar="DIR")
     parser.add_argument(
         "--results",
+        type=present_folder,
         metavar="DIR",
         action="append",
         help="more folders with diagnostic, asynchronous and certificate records (default: "
@@ -55,7 +56,7 @@ def configure(commands: Any) -> None:
     )
     parser.value("--iterations", whole_number(1, 10**6), "of the explorer pages", 200)
     add_data_options(parser, parts=PARTS)
-    parser.value("--schedule", str, "of the explorer pages", "5,2", metavar="S,TAU")
+    parser.value("--schedule", schedule_words, "of the explorer pages", "5,2", metavar="S,TAU")
     parser.flag("--json", "print one JSON object")
     parser.set_defaults(run=run)
 

@@ -8,11 +8,19 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sheafdeq.cli.arguments import names_of, present_folder, real_number, seed_number, whole_number
+from sheafdeq.cli.arguments import (
+    model_name,
+    names_of,
+    present_folder,
+    real_number,
+    seed_number,
+    whole_number,
+)
 from sheafdeq.cli.models import model_names
 from sheafdeq.cli.run_names import STORES, run_name, shortest
 from sheafdeq.cli.tasks import task_names
 from sheafdeq.errors import RecordError, UsageError
+from sheafdeq.options import unknown_name
 from sheafdeq.printable import printable
 from sheafdeq.report.grid import fitted, terminal_width
 
@@ -39,7 +47,9 @@ def configure(commands: Any) -> None:
     task: Any = parser.add_argument("--task", metavar="NAME", help="only runs of this task")
     task.completer = names_of(task_names)
     parser.value("--level", whole_number(0, 10), "only runs of this level")
-    model: Any = parser.add_argument("--model", metavar="NAME", help="only runs of this model")
+    model: Any = parser.add_argument(
+        "--model", type=model_name, metavar="NAME", help="only runs of this model"
+    )
     model.completer = names_of(model_names)
     parser.value("--seed", seed_number, "only runs of this seed", metavar="N")
     parser.value(
@@ -68,6 +78,9 @@ def run(options: argparse.Namespace) -> int:
             f"there is no folder {' or '.join(STORES)} here: name the folder of the runs"
         )
     found, unreadable = _read(stores)
+    names = {record.task.name for _, record in found} | set(task_names())
+    if options.task is not None and options.task not in names:
+        raise unknown_name("there is no task", options.task, sorted(names))
     rows = [_row(path, record) for path, record in found if _wanted(record, options)]
     rows.sort(key=lambda row: _order(row, options.sort))
     for row in rows:

@@ -9,7 +9,7 @@ from typing import Any
 from sheafdeq.cli.arguments import output_folder, real_number
 from sheafdeq.cli.data_options import add_data_options, data_choice
 from sheafdeq.cli.run_names import add_runs
-from sheafdeq.errors import UsageError
+from sheafdeq.errors import InputError, UsageError
 
 
 def configure(commands: Any) -> None:
@@ -108,4 +108,9 @@ def parse_stage(text: str) -> Any:
     missing = [key for key in ("epochs", "learning_rate", "residual_weight") if key not in values]
     if missing:
         raise UsageError(f"--stage needs {', '.join(missing)}, got {text!r}")
-    return Stage(**values)
+    if not isinstance(values["epochs"], int):
+        raise UsageError(f"--stage epochs must be a whole number, got {values['epochs']!r}")
+    try:
+        return Stage(**values)
+    except InputError as error:
+        raise UsageError(f"--stage {text}: {error}") from error

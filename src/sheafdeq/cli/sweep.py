@@ -12,6 +12,7 @@ from sheafdeq.cli.arguments import (
     add_assignments,
     output_folder,
     parse_assignments,
+    present_folder,
     real_number,
     whole_number,
 )
@@ -97,7 +98,7 @@ def _common(parser: Parser) -> None:
         metavar="LABEL",
     )
     parser.add_argument(
-        "--recorded", metavar="DIR", action="append", default=[],
+        "--recorded", type=present_folder, metavar="DIR", action="append", default=[],
         help="count runs with a record below DIR as done, whichever version of the sources made "
              "it; may be repeated",
     )  # fmt: skip
@@ -125,6 +126,7 @@ def _sweep(options: argparse.Namespace) -> Any:
         task_options={**parse_assignments(options.task_set), **data.options},
         task_fields=data.fields(),
     )
+    _check_options_fit(sweep)
     store = RunStore(options.out)
     recorded = collect(options.recorded, studies=False)
     for problem in recorded.excluded:
@@ -139,6 +141,42 @@ def _sweep(options: argparse.Namespace) -> Any:
             download=data.download,
         ),
     )
+
+
+def _check_options_fit(sweep: Any) -> None:
+    """An option of the command line that every model (or task) of the sweep refuses is a slip of
+    the pen; one that some take fails the others' runs."""
+    from sheafdeq.data.catalogue import entries
+    from sheafdeq.errors import OptionError
+    from sheafdeq.options import check_options
+    from sheafdeq.registry import model_spec
+    from sheafdeq.training.run_identity import OWN_TYPES
+
+    tasks = {entry.name: entry.types for entry in entries()}
+    configs = sweep.configs()
+    models = {config.model.name for config in configs}
+    named = {config.task.name: config.task.files is not None for config in configs}
+    owners = (
+        (sweep.model_options, [(f"model {name!r}", model_spec(name).types) for name in models]),
+        (
+            sweep.task_options,
+            [
+                (f"task {name!r}", OWN_TYPES if own else tasks[name])
+                for name, own in named.items()
+                if own or name in tasks
+            ],
+        ),
+    )
+    for given, known in owners:
+        for key, value in given.items():
+            refused: list[OptionError] = []
+            for owner, types in known:
+                try:
+                    check_options({key: value}, types, owner)
+                except OptionError as error:
+                    refused.append(error)
+            if known and len(refused) == len(known):
+                raise refused[0]
 
 
 def run(options: argparse.Namespace) -> int:

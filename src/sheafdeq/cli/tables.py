@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sheafdeq.cli.arguments import present_folder
+from sheafdeq.cli.arguments import output_file, output_folder, present_file, present_folder
 from sheafdeq.errors import RecordError, UsageError
 from sheafdeq.options import unknown_name
 from sheafdeq.printable import printable
@@ -76,19 +76,19 @@ def configure(commands: Any) -> None:
     parser.flag("--wide", "every column, however wide the terminal is")
     parser.value(
         "--out",
-        str,
+        output_file(),
         "write to a file; of 'results' also a README.md beside it, between its marks",
         metavar="FILE",
     )
     parser.value(
         "--explanations",
-        str,
+        present_file,
         "of 'results': what explains differences (default explanations.toml in --results)",
         metavar="FILE",
     )
     parser.value(
         "--figures",
-        str,
+        output_folder,
         "of 'results': also draw the community table into this folder",
         metavar="DIR",
     )
@@ -149,6 +149,7 @@ def run(options: argparse.Namespace) -> int:
         table = tables.only_columns(table, options.columns)
     width = terminal_width(options.wide)
     if options.out:
+        Path(options.out).parent.mkdir(parents=True, exist_ok=True)
         Path(options.out).write_text(tables.render(table, options.format), encoding="utf-8")
     elif options.format == "text" and width is not None:
         print(printable(table.title))
@@ -193,6 +194,7 @@ def write_results(root: Path, folders: list[Path], options: argparse.Namespace) 
         print(page, end="")
         return 0
     out = Path(options.out)
+    out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(page, encoding="utf-8")
     readme = out.with_name("README.md")
     if readme.is_file():

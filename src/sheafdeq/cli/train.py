@@ -19,7 +19,7 @@ from sheafdeq.cli.data_options import add_data_options, data_choice
 from sheafdeq.cli.models import model_names
 from sheafdeq.cli.run_names import add_runs
 from sheafdeq.cli.tasks import task_names
-from sheafdeq.errors import UsageError
+from sheafdeq.errors import RecordError, UsageError
 
 if TYPE_CHECKING:
     from sheafdeq.equilibrium import GraphModel
@@ -149,6 +149,14 @@ def configure(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
+def _table(values: dict[str, Any], key: str, source: str | None) -> dict[str, Any]:
+    """A part of a configuration, copied; anything but a table is refused by name."""
+    found = values.get(key, {})
+    if not isinstance(found, dict):
+        raise UsageError(f"{source}: {key} must be a table, got {found!r}")
+    return dict(found)
+
+
 def _values(options: argparse.Namespace) -> dict[str, Any]:
     from pathlib import Path
 
@@ -165,7 +173,9 @@ def _values(options: argparse.Namespace) -> dict[str, Any]:
     for key in ("task", "model"):
         if isinstance(values.get(key), str):
             values[key] = {"name": values[key]}
-    task, model = dict(values.get("task", {})), dict(values.get("model", {}))
+    task, model = (_table(values, key, options.config) for key in ("task", "model"))
+    for part, key in ((task, "options"), (model, "options"), (values, "penalties")):
+        _table(part, key, options.config)
     for target, key, value in (
         (task, "name", options.task),
         (task, "level", options.level),
@@ -217,6 +227,18 @@ def _values(options: argparse.Namespace) -> dict[str, Any]:
     return values
 
 
+def _check_start(options: argparse.Namespace) -> None:
+    """A word that names no run is a slip of the pen."""
+    from sheafdeq.training.run_identity import start_of
+    from sheafdeq.training.store import RunStore
+
+    if options.init_from is not None:
+        try:
+            start_of(options.init_from, RunStore(options.out) if options.out else None)
+        except RecordError as error:
+            raise UsageError(str(error)) from error
+
+
 def run(options: argparse.Namespace) -> int:
     """Train and print the scores."""
     from sheafdeq.training.config import TrainingConfig
@@ -226,6 +248,7 @@ def run(options: argparse.Namespace) -> int:
     config = TrainingConfig.parse(
         _values(options), options.config or options.recipe or "command line"
     )
+    _check_start(options)
     if options.save and options.parts is None:
         raise UsageError("--save goes with --parts: other runs are kept by --out")
     progress: Progress = progress_from("auto")

@@ -16,6 +16,7 @@ from importlib import resources
 from typing import Any
 
 from sheafdeq.errors import UsageError
+from sheafdeq.options import unknown_name
 from sheafdeq.training.config import TrainingConfig, read_toml
 
 __all__ = ["overlaid", "recipe", "recipe_names", "recipe_values", "with_recipe"]
@@ -32,7 +33,7 @@ def recipe_names() -> list[str]:
 def recipe_values(name: str) -> dict[str, Any]:
     """The fields a recipe sets."""
     if name not in recipe_names():
-        raise UsageError(f"there is no recipe {name!r}; recipes are {', '.join(recipe_names())}")
+        raise unknown_name("there is no recipe", name, recipe_names())
     with resources.as_file(
         resources.files("sheafdeq.training") / "recipes" / f"{name}.toml"
     ) as path:

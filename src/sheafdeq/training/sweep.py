@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from sheafdeq.data import own_task
 from sheafdeq.errors import OptionError, RecordError, SheafDEQError, StoreError, UsageError
 from sheafdeq.identity import CodeIdentity, code_identity
+from sheafdeq.options import suggestion
 from sheafdeq.records import RunRecord, digest_of, read_sealed, write_sealed
 from sheafdeq.registry import model_spec
 from sheafdeq.training.config import (
@@ -126,7 +127,7 @@ class Sweep:
             values = tasks_placed(read_toml(Path(text)), Path(text).parent)
         else:
             raise UsageError(
-                f"there is no preset {text!r}; presets are "
+                f"there is no preset {text!r}{suggestion(text, preset_names())}; presets are "
                 f"{', '.join(preset_names())}, or give a .toml file"
             )
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from sheafdeq.errors import InputError
+from sheafdeq.errors import OptionError
 from sheafdeq.report.summary import Summary
 
 __all__ = [
@@ -107,7 +107,7 @@ def only_columns(table: Table, titles: Sequence[str]) -> Table:
     below."""
     unknown = [title for title in titles if title not in table.columns]
     if unknown:
-        raise InputError(
+        raise OptionError(
             f"no column {unknown[0]!r} in this table; it has: {', '.join(table.columns)}"
         )
     places = [table.columns.index(title) for title in titles]
