@@ -169,14 +169,14 @@ def _check_options_fit(sweep: Any) -> None:
     )
     for given, known in owners:
         for key, value in given.items():
-            refused: list[OptionError] = []
-            for owner, types in known:
+            refused: list[tuple[bool, OptionError]] = []
+            for owner, types in sorted(known, key=lambda pair: pair[0]):
                 try:
                     check_options({key: value}, types, owner)
                 except OptionError as error:
-                    refused.append(error)
-            if known and len(refused) == len(known):
-                raise refused[0]
+                    refused.append((key not in types, error))
+            if known and len(refused) == len(known):  # a wrong value says more than a wrong name
+                raise min(refused, key=lambda pair: pair[0])[1]
 
 
 def run(options: argparse.Namespace) -> int:
