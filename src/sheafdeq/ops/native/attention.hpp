@@ -9,6 +9,9 @@
 // of the edges is written, except gradients of what was given for each edge.
 #pragma once
 
+#include <algorithm>
+#include <type_traits>
+
 #include "attention_arguments.hpp"
 #include "lanes.hpp"
 
@@ -21,35 +24,45 @@ template <class T> struct AttentionKernel {
   using V = Vec<T>;
   static constexpr int W = Lanes<T>::W;
   static constexpr int EB = 64;
+  static constexpr int ES = EB + W;  // entries of a head's row: a target's last vector may be written past its end
 
   // Edges e0 <= e < e0 + count of the targets first <= v < last; places beyond the last edge repeat it.
   struct Chunk {
     std::int64_t e0 = 0, first = 0, last = 0;
     int count = 0;
-    std::int64_t edge[EB];  // its number where something was given for each edge; -1 for a loop
     std::int32_t source[EB], target[EB], slot[EB];
+    std::int64_t edge[EB];  // its number where something was given for each edge; -1 for a loop. Only if something was
   };
 
-  // The chunk that starts with edge e0 of target v.
+  static SHEAFDEQ_INLINE bool edges_matter(const AttentionPass<T>& pass) {
+    return pass.edge_key || pass.edge_value || pass.bias || pass.own_bias;
+  }
+  static SHEAFDEQ_INLINE void repeat_last(std::int32_t* index, int count) {
+    for (int i = count; i % W; i++) index[i] = index[count - 1];
+  }
+
+  // The chunk that starts with edge e0 of target v: whole targets as far as they fit, or a part of one.
   static void take(const AttentionPass<T>& pass, std::int64_t e0, std::int64_t v, std::int64_t end, Chunk& chunk) {
     std::int64_t stop = pass.pointer[v + 1], last = v + 1;
     if (stop - e0 > EB)
       stop = e0 + EB;
     else
-      for (; last < end && pass.pointer[last + 1] - e0 <= EB; last++) stop = pass.pointer[last + 1];
+      for (; last < end && last < v + EB && pass.pointer[last + 1] - e0 <= EB; last++) stop = pass.pointer[last + 1];
     chunk.e0 = e0;
     chunk.first = v;
     chunk.last = last;
     chunk.count = static_cast<int>(stop - e0);
-    const int filled = (chunk.count + W - 1) / W * W;
-    for (int i = 0; i < filled; i++) {
-      const std::int64_t e = e0 + (i < chunk.count ? i : chunk.count - 1);
-      const std::int32_t t = pass.target[e];
-      chunk.source[i] = pass.source[e];
-      chunk.target[i] = t;
+    std::copy(pass.source + e0, pass.source + stop, chunk.source);
+    std::copy(pass.target + e0, pass.target + stop, chunk.target);
+    if (pass.slot) std::copy(pass.slot + e0, pass.slot + stop, chunk.slot);
+    repeat_last(chunk.source, chunk.count);
+    repeat_last(chunk.target, chunk.count);
+    if (!edges_matter(pass)) return;
+    for (int i = 0; i < chunk.count; i++) {
+      const std::int64_t e = e0 + i, t = chunk.target[i];
       chunk.edge[i] = !pass.loops ? e : e + 1 == pass.pointer[t + 1] ? -1 : e - t;
-      if (pass.slot) chunk.slot[i] = pass.slot[e];
     }
+    for (int i = chunk.count; i % W; i++) chunk.edge[i] = chunk.edge[chunk.count - 1];
   }
 
   // out[m][e] = <left[target], right[source] + more[edge]> over `vectors` vectors of head m; NV: their number if not zero.
@@ -77,7 +90,7 @@ template <class T> struct AttentionKernel {
           }
           r[i] = sum;
         }
-        store(out + m * EB + g, sums<T>(r));
+        store(out + m * ES + g, sums<T>(r));
       }
     }
   }
@@ -92,7 +105,7 @@ template <class T> struct AttentionKernel {
       products<0, false>(chunk, heads, vectors, shared, left, left_stride, right, right_stride, more, more_stride, nothing, out);
   }
 
-  // Scores (heads, EB). An additive score is left with its sign in `slopes`, (heads, EB), when those are wanted.
+  // Scores (heads, ES). An additive score is left with its sign in `slopes`, (heads, ES), when those are wanted.
   static void scores(const AttentionPass<T>& pass, const Chunk& chunk, const T* nothing, T* out, T* slopes) {
     const int heads = pass.heads;
     if (pass.additive) {
@@ -100,20 +113,20 @@ template <class T> struct AttentionKernel {
         const T *a = pass.query + chunk.target[i] * pass.query_stride, *b = pass.key + chunk.source[i] * pass.key_stride;
         for (int m = 0; m < heads; m++) {
           const T z = a[m] + b[m], slope = z > T(0) ? T(1) : pass.scale;
-          out[m * EB + i] = z * slope;
-          if (slopes) slopes[m * EB + i] = slope;
+          out[m * ES + i] = z * slope;
+          if (slopes) slopes[m * ES + i] = slope;
         }
       }
     } else {
       products_of(chunk, heads, pass.width / W, false, pass.query, pass.query_stride, pass.key, pass.key_stride, pass.edge_key,
                   pass.edge_key_stride, nothing, out);
       for (int m = 0; m < heads; m++)
-        for (int g = 0; g < chunk.count; g += W) store(out + m * EB + g, load(out + m * EB + g) * splat(pass.scale));
+        for (int g = 0; g < chunk.count; g += W) store(out + m * ES + g, load(out + m * ES + g) * splat(pass.scale));
     }
     if (!pass.bias && !pass.own_bias) return;
     for (int i = 0; i < chunk.count; i++) {
       const T* bias = chunk.edge[i] < 0 ? pass.own_bias : pass.bias ? pass.bias + chunk.edge[i] * heads : nullptr;
-      for (int m = 0; bias && m < heads; m++) out[m * EB + i] += bias[m];
+      for (int m = 0; bias && m < heads; m++) out[m * ES + i] += bias[m];
     }
   }
 
@@ -124,25 +137,54 @@ template <class T> struct AttentionKernel {
     y = x < low ? V{} : y;
     return x != x ? x : y;
   }
-  static SHEAFDEQ_NOINLINE void decays(int heads, int count, T* values) {
-    for (int m = 0; m < heads; m++)
-      for (int g = 0; g < count; g += W) store(values + m * EB + g, decay(load(values + m * EB + g)));
+
+  // Entries a <= i < b of a row; up to a vector more is written, which the next target writes again.
+  static SHEAFDEQ_INLINE void fill(T* row, int a, int b, T value) {
+    const V x = splat(value);
+    for (int i = a; i < b; i += W) store(row + i, x);
   }
+  template <int S> static SHEAFDEQ_INLINE V larger_of_halves(V x) {
+    if constexpr (S > 0) {
+      const V y = __builtin_shuffle(x, lane_numbers<T>() ^ typename Lanes<T>::I{} + S);
+      return larger_of_halves<S / 2>(x > y ? x : y);
+    } else {
+      return x;
+    }
+  }
+  // The largest of `top` and of entries a <= i < b; NaN is passed over.
+  static SHEAFDEQ_INLINE T largest(const T* row, int a, int b, T top) {
+    const V none = splat(T(-__builtin_inff()));
+    const auto lane = lane_numbers<T>();
+    V most = splat(top);
+    for (int i = a; i < b; i += W) {
+      V x = load(row + i);
+      if (i + W > b) x = lane < b - i ? x : none;
+      most = x > most ? x : most;
+    }
+    return larger_of_halves<W / 2>(most)[0];
+  }
+  static SHEAFDEQ_INLINE T finite_top(T top) { return top == T(-__builtin_inff()) ? T(0) : top; }
 
   // acc[j] += the sum over places a <= i < b of weights[head of j][i] (table[source] + more[edge]) in vector column j.
-  template <int J>
+  // With totals, total[j] += the sum of the weights.
+  template <int J, bool with_totals>
   static SHEAFDEQ_INLINE void gather(const Chunk& chunk, int a, int b, int j0, int nv, bool shared, const T* weights,
-                                     const T* table, std::int64_t stride, const T* more, std::int64_t more_stride, V* acc) {
+                                     const T* table, std::int64_t stride, const T* more, std::int64_t more_stride, V* acc,
+                                     V* total) {
     const T* w[J];
     int column[J];
     _Pragma("GCC unroll 4") for (int j = 0; j < J; j++) {
       const int m = (j0 + j) / nv;
-      w[j] = weights + m * EB;
+      w[j] = weights + m * ES;
       column[j] = (shared ? j0 + j - m * nv : j0 + j) * W;
     }
     for (int i = a; i < b; i++) {
       const T* row = table + chunk.source[i] * stride;
-      _Pragma("GCC unroll 4") for (int j = 0; j < J; j++) acc[j] += splat(w[j][i]) * load(row + column[j]);
+      _Pragma("GCC unroll 4") for (int j = 0; j < J; j++) {
+        const V x = splat(w[j][i]);
+        acc[j] += x * load(row + column[j]);
+        if (with_totals) total[j] += x;
+      }
     }
     if (!more) return;
     for (int i = a; i < b; i++) {
@@ -161,7 +203,7 @@ template <class T> struct AttentionKernel {
     V x[J];
     _Pragma("GCC unroll 4") for (int j = 0; j < J; j++) {
       const int m = (j0 + j) / nv;
-      w[j] = weights + m * EB;
+      w[j] = weights + m * ES;
       column[j] = (shared ? j0 + j - m * nv : j0 + j) * W;
       x[j] = load(row + (j0 + j) * W);
     }
@@ -212,42 +254,45 @@ template <class T> struct AttentionKernel {
 
   static void forward(const AttentionPass<T>& pass, const EdgeShare<T>& share) {
     const int heads = pass.heads, nv = pass.value_width / W, columns = heads * pass.value_width;
-    T *weights = share.scratch, *nothing = weights + heads * EB, *factor = nothing + zeros(pass);
+    T *weights = share.scratch, *tops = weights + heads * ES, *nothing = tops + heads * ES, *factor = nothing + zeros(pass);
     for (std::int64_t k = 0; k < zeros(pass); k++) nothing[k] = T(0);
     each_chunk(pass, share, [&](const Chunk& chunk) {
       scores(pass, chunk, nothing, weights, nullptr);
       each_target(pass, chunk, [&](std::int64_t v, int a, int b, bool first, bool) {
         for (int m = 0; m < heads; m++) {
-          T* row = weights + m * EB;
-          const T before = first ? -__builtin_inff() : pass.top[v * heads + m];
-          T top = before;
-          for (int i = a; i < b; i++) top = row[i] > top ? row[i] : top;
+          const T before = first ? T(-__builtin_inff()) : pass.top[v * heads + m];
+          const T top = largest(weights + m * ES, a, b, before);
           pass.top[v * heads + m] = top;
-          const T from = top == T(-__builtin_inff()) ? T(0) : top;
-          for (int i = a; i < b; i++) row[i] -= from;
-          if (!first) factor[m] = before == top ? T(0) : before - from;  // its logarithm
+          fill(tops + m * ES, a, b, finite_top(top));
+          if (!first) factor[m] = before == top ? T(0) : before - finite_top(top);  // its logarithm
         }
       });
-      decays(heads, chunk.count, weights);
+      for (int m = 0; m < heads; m++)
+        for (int g = m * ES; g < m * ES + chunk.count; g += W) store(weights + g, decay(load(weights + g) - load(tops + g)));
       each_target(pass, chunk, [&](std::int64_t v, int a, int b, bool first, bool last) {
         T *out = pass.out + v * columns, *sum = pass.inverse + v * heads;
-        for (int m = 0; m < heads; m++) {
-          const T* row = weights + m * EB;
-          T total = 0;
-          if (!first) {
-            factor[m] = decay(splat(factor[m]))[0];
-            total = sum[m] * factor[m];
-          }
-          for (int i = a; i < b; i++) total += row[i];
-          sum[m] = last ? (total == T(0) ? T(0) : T(1) / total) : total;
+        for (int m = 0; !first && m < heads; m++) {
+          factor[m] = decay(splat(factor[m]))[0];
+          sum[m] *= factor[m];
         }
         each_piece(heads * nv, [&](auto J, int j0) {
-          V acc[J];
-          for (int j = 0; j < J; j++)
-            acc[j] = first ? V{} : load(out + (j0 + j) * W) * splat(factor[(j0 + j) / nv]);
-          gather<J>(chunk, a, b, j0, nv, pass.shared_value, weights, pass.value, pass.value_stride, pass.edge_value,
-                    pass.edge_value_stride, acc);
-          for (int j = 0; j < J; j++) store(out + (j0 + j) * W, last ? acc[j] * splat(sum[(j0 + j) / nv]) : acc[j]);
+          V acc[J], total[J];
+          for (int j = 0; j < J; j++) {
+            const int m = (j0 + j) / nv;
+            acc[j] = first ? V{} : load(out + (j0 + j) * W) * splat(factor[m]);
+            total[j] = first ? V{} : splat(sum[m]);
+          }
+          gather<J, true>(chunk, a, b, j0, nv, pass.shared_value, weights, pass.value, pass.value_stride, pass.edge_value,
+                          pass.edge_value_stride, acc, total);
+          for (int j = 0; j < J; j++) {
+            if (last) {
+              const V some = total[j] == V{} ? splat(T(1)) : total[j];
+              acc[j] = acc[j] / some;
+            }
+            store(out + (j0 + j) * W, acc[j]);
+            // behind the last vector of a head: every vector of it starts from the same sum
+            if ((j0 + j + 1) % nv == 0) sum[(j0 + j) / nv] = !last ? total[j][0] : total[j][0] == T(0) ? T(0) : T(1) / total[j][0];
+          }
         });
       });
     });
@@ -256,70 +301,64 @@ template <class T> struct AttentionKernel {
   static void backward(const AttentionPass<T>& pass, const EdgeShare<T>& share) {
     const int heads = pass.heads, nv = pass.value_width / W, columns = heads * pass.value_width;
     const int kv = pass.additive ? 1 : pass.width / W;
-    T *weights = share.scratch, *nothing = weights + heads * EB, *changes = nothing + zeros(pass);
-    T *slopes = changes + heads * EB, *delta = slopes + heads * EB;
+    T *weights = share.scratch, *tops = weights + heads * ES, *nothing = tops + heads * ES, *changes = nothing + zeros(pass);
+    T *slopes = changes + heads * ES, *inverses = slopes + heads * ES, *deltas = inverses + heads * ES;
+    T* delta = deltas + heads * ES;  // (heads, ES) by target of the chunk
     for (std::int64_t k = 0; k < zeros(pass); k++) nothing[k] = T(0);
+    Chunk targets;  // each target of a chunk as an edge to itself
     each_chunk(pass, share, [&](const Chunk& chunk) {
+      targets.count = static_cast<int>(chunk.last - chunk.first);
+      for (int i = 0; i < targets.count; i++) targets.source[i] = targets.target[i] = static_cast<std::int32_t>(chunk.first + i);
+      repeat_last(targets.source, targets.count);
+      repeat_last(targets.target, targets.count);
+      products_of(targets, heads, nv, false, pass.grad, columns, pass.out, columns, nullptr, 0, nothing, delta);
       scores(pass, chunk, nothing, weights, slopes);
       products_of(chunk, heads, nv, pass.shared_value, pass.grad, columns, pass.value, pass.value_stride, pass.edge_value,
                   pass.edge_value_stride, nothing, changes);
-      each_target(pass, chunk, [&](std::int64_t v, int a, int b, bool first, bool) {
-        const T *grad = pass.grad + v * columns, *out = pass.out + v * columns;
+      each_target(pass, chunk, [&](std::int64_t v, int a, int b, bool, bool) {
         for (int m = 0; m < heads; m++) {
-          if (first) {  // kept for the rest of a target that is longer than a chunk
-            V sum{};
-            for (int k = m * nv * W; k < (m + 1) * nv * W; k += W) sum += load(grad + k) * load(out + k);
-            T total = 0;
-            for (int l = 0; l < W; l++) total += sum[l];
-            delta[m] = total;
-          }
-          const T top = pass.top[v * heads + m], from = top == T(-__builtin_inff()) ? T(0) : top;
-          T *row = weights + m * EB, *change = changes + m * EB;
-          for (int i = a; i < b; i++) {
-            row[i] -= from;
-            change[i] -= delta[m];
-          }
+          fill(tops + m * ES, a, b, finite_top(pass.top[v * heads + m]));
+          fill(inverses + m * ES, a, b, pass.inverse[v * heads + m]);
+          fill(deltas + m * ES, a, b, delta[m * ES + (v - chunk.first)]);
         }
       });
-      decays(heads, chunk.count, weights);
-      each_target(pass, chunk, [&](std::int64_t v, int a, int b, bool first, bool) {
-        for (int m = 0; m < heads; m++) {
-          T *row = weights + m * EB, *change = changes + m * EB;
-          const T inverse = pass.inverse[v * heads + m];
-          for (int i = a; i < b; i++) {
-            row[i] *= inverse;
-            change[i] *= row[i];
-          }
+      for (int m = 0; m < heads; m++)
+        for (int g = m * ES; g < m * ES + chunk.count; g += W) {
+          const V weight = decay(load(weights + g) - load(tops + g)) * load(inverses + g);
+          store(weights + g, weight);
+          store(changes + g, weight * (load(changes + g) - load(deltas + g)));
         }
-        if (pass.bias_grad || share.parameter_grad)
-          for (int i = a; i < b; i++)
-            for (int m = 0; m < heads; m++) {
-              const T change = changes[m * EB + i];
-              if (chunk.edge[i] >= 0) {
-                if (pass.bias_grad) pass.bias_grad[chunk.edge[i] * heads + m] = change;
-              } else if (share.parameter_grad) {
-                share.parameter_grad[m] += change;
-              }
+      if (pass.bias_grad || share.parameter_grad)
+        for (int i = 0; i < chunk.count; i++)
+          for (int m = 0; m < heads; m++) {
+            const T change = changes[m * ES + i];
+            if (chunk.edge[i] >= 0) {
+              if (pass.bias_grad) pass.bias_grad[chunk.edge[i] * heads + m] = change;
+            } else if (share.parameter_grad) {
+              share.parameter_grad[m] += change;
             }
+          }
+      for (int m = 0; m < heads; m++)
+        for (int g = m * ES; g < m * ES + chunk.count; g += W)
+          store(changes + g, load(changes + g) * (pass.additive ? load(slopes + g) : splat(pass.scale)));
+      each_target(pass, chunk, [&](std::int64_t v, int a, int b, bool first, bool) {
         T* query_grad = pass.query_grad + v * pass.query_grad_stride;
         if (pass.additive) {
           for (int m = 0; m < heads; m++) {
             T total = first ? T(0) : query_grad[m];
             for (int i = a; i < b; i++) {
-              const T change = changes[m * EB + i] * slopes[m * EB + i];
-              total += change;
-              pass.key_grad[chunk.slot[i] * pass.key_grad_stride + m] += change;
+              total += changes[m * ES + i];
+              pass.key_grad[chunk.slot[i] * pass.key_grad_stride + m] += changes[m * ES + i];
             }
             query_grad[m] = total;
           }
         } else {
-          for (int m = 0; m < heads; m++)
-            for (int i = a; i < b; i++) changes[m * EB + i] *= pass.scale;
           const T* query = pass.query + v * pass.query_stride;
           each_piece(heads * kv, [&](auto J, int j0) {
             V acc[J];
             for (int j = 0; j < J; j++) acc[j] = first ? V{} : load(query_grad + (j0 + j) * W);
-            gather<J>(chunk, a, b, j0, kv, false, changes, pass.key, pass.key_stride, pass.edge_key, pass.edge_key_stride, acc);
+            gather<J, false>(chunk, a, b, j0, kv, false, changes, pass.key, pass.key_stride, pass.edge_key,
+                             pass.edge_key_stride, acc, nullptr);
             for (int j = 0; j < J; j++) store(query_grad + (j0 + j) * W, acc[j]);
             scatter<J>(chunk, a, b, j0, kv, false, changes, query, pass.key_grad, pass.key_grad_stride, pass.edge_key_grad,
                        heads * pass.width, false);
@@ -339,7 +378,7 @@ template <class T> struct AttentionKernel {
     return pass.heads * static_cast<std::int64_t>(pass.width > pass.value_width ? pass.width : pass.value_width);
   }
   static std::int64_t scratch(const AttentionPass<T>& pass) {
-    return 3 * static_cast<std::int64_t>(pass.heads) * EB + zeros(pass) + pass.heads + 64;
+    return 7 * static_cast<std::int64_t>(pass.heads) * ES + zeros(pass) + pass.heads;
   }
 };
 
