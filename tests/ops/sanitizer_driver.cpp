@@ -5,6 +5,7 @@
 #include <memory>
 #include <random>
 
+#include "attention.hpp"
 #include "blocks.hpp"
 #include "layout.hpp"
 #include "nodes.hpp"
@@ -153,6 +154,62 @@ template <class T, int D> double blocks_once(int d, int q, int h, std::int64_t n
   for (std::int64_t i = 0; i < n * d * q; i++) total += static_cast<double>(step[i]);
   return total;
 }
+
+// Attention, forward and backward: with everything an edge can add, or additive; with loops, or without.
+template <class T> double attention_once(int heads, int w, int u, std::int64_t n, std::int64_t e, bool more, int threads) {
+  constexpr int W = Lanes<T>::W;
+  auto padded = [](int width) { return (width + W - 1) / W * W; };
+  const bool additive = !more && w == 1, shared = more && w > 3;
+  const int width = additive ? 1 : padded(w), value_width = padded(u);
+  std::vector<std::int32_t> source;
+  std::vector<std::int64_t> pointer(n + 1, 0);
+  std::vector<std::vector<std::int32_t>> into(n);
+  for (std::int64_t i = 0; i < e; i++) into[generator() % (i % 2 ? n : 1)].push_back(static_cast<std::int32_t>(generator() % n));
+  for (std::int64_t v = 0; v < n; v++) {
+    if (more) into[v].push_back(static_cast<std::int32_t>(v));  // its loop, last
+    source.insert(source.end(), into[v].begin(), into[v].end());
+    pointer[v + 1] = static_cast<std::int64_t>(source.size());
+  }
+  const std::size_t stored = source.size();
+  const sheafdeq::Layout layout(std::move(source), std::move(pointer), std::vector<double>(stored, 1.0), std::vector<double>(n, 1.0), n);
+  const sheafdeq::Plan& plan = layout.plan(threads);
+  const std::int64_t rows = n + plan.ghosts;
+  const int value_columns = (shared ? 1 : heads) * value_width;
+  sheafdeq::AttentionPass<T> pass;
+  pass.heads = heads, pass.width = width, pass.value_width = value_width, pass.additive = additive, pass.shared_value = shared;
+  pass.loops = more, pass.scale = T(0.3);
+  pass.source = layout.source.data(), pass.target = layout.target.data(), pass.pointer = layout.pointer.data();
+  Buffer<T> query(n * heads * width), key(n * heads * width), value(n * value_columns), edge_key(e * heads * width);
+  Buffer<T> edge_value(e * heads * value_width), bias(e * heads), own_bias(heads), out(n * heads * value_width), top(n * heads);
+  Buffer<T> inverse(n * heads), grad(n * heads * value_width), query_grad(n * heads * width), key_grad(rows * heads * width);
+  Buffer<T> value_grad(rows * value_columns), edge_key_grad(e * heads * width), edge_value_grad(e * heads * value_width), bias_grad(e * heads);
+  pass.query = query, pass.key = key, pass.value = value;
+  pass.query_stride = pass.key_stride = pass.query_grad_stride = pass.key_grad_stride = heads * width;
+  pass.value_stride = pass.value_grad_stride = value_columns;
+  if (more) {
+    pass.edge_key = edge_key, pass.edge_value = edge_value, pass.bias = bias, pass.own_bias = own_bias;
+    pass.edge_key_stride = heads * width, pass.edge_value_stride = heads * value_width;
+    pass.edge_key_grad = edge_key_grad, pass.edge_value_grad = edge_value_grad, pass.bias_grad = bias_grad;
+  }
+  pass.out = out, pass.top = top, pass.inverse = inverse;
+  std::vector<double> sums(heads);
+  Buffer<T> scratch(AttentionKernel<T>::scratch(pass));
+  auto each_share = [&](auto&& work) {
+    for (int t = 0; t < threads; t++) {
+      EdgeShare<T> share;
+      share.first = plan.bounds[t], share.last = plan.bounds[t + 1], share.scratch = scratch;
+      share.parameter_grad = more ? sums.data() : nullptr;
+      work(share);
+    }
+  };
+  each_share([&](const EdgeShare<T>& share) { AttentionKernel<T>::forward(pass, share); });
+  pass.grad = grad, pass.query_grad = query_grad, pass.key_grad = key_grad, pass.value_grad = value_grad;
+  pass.slot = plan.slot.empty() ? layout.source.data() : plan.slot.data();
+  each_share([&](const EdgeShare<T>& share) { AttentionKernel<T>::backward(pass, share); });
+  double total = 0;
+  for (std::int64_t i = 0; i < n * heads * value_width; i++) total += static_cast<double>(out[i]);
+  return total;
+}
 #endif
 
 template <class T> double all() {
@@ -166,6 +223,8 @@ template <class T> double all() {
         total += once<T, 0>(1, 3, 5, 9, e, more, threads);
         total += blocks_once<T, 3>(3, 5, 7, 53, e, more, threads);
         total += blocks_once<T, 0>(7, 2, 9, 6, e, more, threads);
+        total += attention_once<T>(3, 1, 5, 53, e, more, threads);
+        total += attention_once<T>(1, 9, 2, 6, e, more, threads);
 #endif
       }
   return total;

@@ -25,7 +25,13 @@ class MessagePassingStep(MessagePassing):  # type: ignore[misc]
         self.model = model
 
     def forward(
-        self, state: Tensor, drive: Tensor, edge_index: Tensor, degree: Tensor, edge_weight: Tensor
+        self,
+        state: Tensor,
+        drive: Tensor,
+        edge_index: Tensor,
+        degree: Tensor,
+        edge_weight: Tensor,
+        edge_attr: Tensor | None = None,
     ) -> Tensor:
         """One step (n, c) -> (n, c)."""
         model = self.model
@@ -43,6 +49,7 @@ class MessagePassingStep(MessagePassing):  # type: ignore[misc]
             values=values,
             degree=degree,
             edge_weight=edge_weight,
+            edge_attr=edge_attr,
         )
         return torch.tanh((values + change).view(n, d * q)) + model.shift + drive
 
@@ -54,10 +61,12 @@ class MessagePassingStep(MessagePassing):  # type: ignore[misc]
         values_j: Tensor,
         degree_i: Tensor,
         edge_weight: Tensor,
+        edge_attr: Tensor | None,
     ) -> Tensor:
         """What one stored edge adds to its target, (e, d, q)."""
         d = self.model.stalk_dim
-        both = torch.cat([normalised_j, normalised_i], dim=1)
+        parts = [normalised_j, normalised_i, *([] if edge_attr is None else [edge_attr])]
+        both = torch.cat(parts, dim=1)
         source = self.model.source_maps(both).view(-1, d, d)
         target = self.model.target_maps(both).view(-1, d, d)
         source = source / source.norm(dim=(1, 2), keepdim=True).clamp(min=1e-12)

@@ -59,19 +59,51 @@ template <class T> using Vec = typename Lanes<T>::V;
 template <class T> SHEAFDEQ_INLINE Vec<T> load(const T* p) {
   return static_cast<Vec<T>>(*reinterpret_cast<const typename Lanes<T>::Loose*>(p));
 }
-// The first `count` lanes only.
+template <class T, int... L> SHEAFDEQ_INLINE typename Lanes<T>::I lane_numbers_of(std::integer_sequence<int, L...>) {
+  return typename Lanes<T>::I{L...};
+}
+template <class T> SHEAFDEQ_INLINE typename Lanes<T>::I lane_numbers() {
+  return lane_numbers_of<T>(std::make_integer_sequence<int, Lanes<T>::W>{});
+}
+// The first `count` lanes only, in one instruction where there are masks: rows of narrow models are all remainder.
 template <class T> SHEAFDEQ_INLINE Vec<T> load_part(const T* p, int count) {
   if (count >= Lanes<T>::W) return static_cast<Vec<T>>(*reinterpret_cast<const typename Lanes<T>::Loose*>(p));
+#if SHEAFDEQ_VECTOR_BYTES == 64 && defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4)
+    return (Vec<T>)_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1u), p);
+  else
+    return (Vec<T>)_mm512_maskz_loadu_pd(static_cast<__mmask8>((1u << count) - 1u), p);
+#elif SHEAFDEQ_VECTOR_BYTES == 32 && defined(__AVX2__)
+  const __m256i mask = (__m256i)(lane_numbers<T>() < count);
+  if constexpr (sizeof(T) == 4)
+    return (Vec<T>)_mm256_maskload_ps(reinterpret_cast<const float*>(p), mask);
+  else
+    return (Vec<T>)_mm256_maskload_pd(reinterpret_cast<const double*>(p), mask);
+#else
   Vec<T> x{};
   for (int l = 0; l < count; l++) x[l] = p[l];
   return x;
+#endif
 }
 template <class T> SHEAFDEQ_INLINE void store_part(T* p, Vec<T> x, int count) {
   if (count >= Lanes<T>::W) {
     *reinterpret_cast<typename Lanes<T>::Loose*>(p) = x;
     return;
   }
+#if SHEAFDEQ_VECTOR_BYTES == 64 && defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4)
+    _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << count) - 1u), (__m512)x);
+  else
+    _mm512_mask_storeu_pd(p, static_cast<__mmask8>((1u << count) - 1u), (__m512d)x);
+#elif SHEAFDEQ_VECTOR_BYTES == 32 && defined(__AVX2__)
+  const __m256i mask = (__m256i)(lane_numbers<T>() < count);
+  if constexpr (sizeof(T) == 4)
+    _mm256_maskstore_ps(reinterpret_cast<float*>(p), mask, (__m256)x);
+  else
+    _mm256_maskstore_pd(reinterpret_cast<double*>(p), mask, (__m256d)x);
+#else
   for (int l = 0; l < count; l++) p[l] = x[l];
+#endif
 }
 template <class T> SHEAFDEQ_INLINE void store(T* p, Vec<T> x) {
   *reinterpret_cast<typename Lanes<T>::Loose*>(p) = x;
@@ -81,13 +113,6 @@ template <class T, int... L> SHEAFDEQ_INLINE Vec<T> splat_of(T x, std::integer_s
 }
 template <class T> SHEAFDEQ_INLINE Vec<T> splat(T x) {
   return splat_of<T>(x, std::make_integer_sequence<int, Lanes<T>::W>{});
-}
-
-template <class T, int... L> SHEAFDEQ_INLINE typename Lanes<T>::I lane_numbers_of(std::integer_sequence<int, L...>) {
-  return typename Lanes<T>::I{L...};
-}
-template <class T> SHEAFDEQ_INLINE typename Lanes<T>::I lane_numbers() {
-  return lane_numbers_of<T>(std::make_integer_sequence<int, Lanes<T>::W>{});
 }
 
 // max(0, x) that hands NaN on: the instruction returns its second operand when either one is NaN.
