@@ -3,7 +3,6 @@ attend."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -19,6 +18,7 @@ from sheafdeq.ops.attention import packed_attention
 from sheafdeq.ops.native_module import use_kernel
 from sheafdeq.registry import COMMUNITY, build_model
 from sheafdeq.solvers import Picard
+from sheafdeq.speed.scales import clock
 
 __all__ = ["ATTENDING_MODELS", "Compared", "attention_keys", "attention_times"]
 
@@ -138,7 +138,5 @@ def _alternating(works: tuple[Callable[[], None], ...], rounds: int) -> list[flo
         work()  # layouts are made and code is loaded
     for _ in range(rounds):
         for place, work in enumerate(works):
-            start = time.perf_counter()
-            work()
-            best[place] = min(best[place], time.perf_counter() - start)
+            best[place] = min(best[place], clock(work))
     return best

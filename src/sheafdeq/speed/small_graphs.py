@@ -18,6 +18,7 @@ from sheafdeq.models.sheaf_deq import SheafDEQ
 from sheafdeq.ops.native_calls import native
 from sheafdeq.solvers import Picard
 from sheafdeq.speed.message_passing import MessagePassingStep
+from sheafdeq.speed.scales import clock
 
 __all__ = ["SMALL_TASKS", "Epoch", "epoch_times", "small_graph_keys"]
 
@@ -142,12 +143,12 @@ def epoch_times(name: str, *, rounds: int = 3, peer_rounds: int = 2) -> Epoch:
         seconds, peer, inside = float("inf"), float("inf"), float("inf")
         for number in range(max(rounds, peer_rounds)):
             if number < rounds:
-                seconds = min(seconds, _clock(work.ours))
-                with NativeClock() as clock:
+                seconds = min(seconds, clock(work.ours))
+                with NativeClock() as native_clock:
                     work.ours()
-                inside = min(inside, clock.seconds)
+                inside = min(inside, native_clock.seconds)
             if number < peer_rounds:
-                peer = min(peer, _clock(work.theirs))
+                peer = min(peer, clock(work.theirs))
     finally:
         torch.set_num_threads(before)
     graph = work.split.graph
@@ -165,9 +166,3 @@ def small_graph_keys(*, quick: bool = False) -> dict[str, Any]:
         for name in ("coordinates", "sums", "terrain")
     }
     return {**keys, "small_graphs": [row.row() for row in rows.values()]}
-
-
-def _clock(work: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start

@@ -13,8 +13,10 @@ from sheafdeq.machine import processor_name
 from sheafdeq.ops.native_module import native_available, native_description
 from sheafdeq.registry import COMMUNITY, build_model
 from sheafdeq.registry import MODELS as REGISTERED
+from sheafdeq.speed.attention import attention_keys
 from sheafdeq.speed.memory import in_child, memory_in_child
 from sheafdeq.speed.scales import ORDERS, SCALES, clock, edge_time_ratio
+from sheafdeq.speed.small_graphs import small_graph_keys
 from sheafdeq.speed.work import STEPS, Work, community_batch, operation_count
 
 __all__ = [
@@ -35,6 +37,9 @@ MODELS = (
     "dnsd",
     "nsd",
 )
+
+# what is measured beside the step
+OTHER_KEYS = ("attention_speedup", "coordinates_speedup", "sums_speedup", "terrain_speedup")
 
 # equal depth and maps
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -85,6 +90,9 @@ def measure(*, quick: bool = False, scale: bool = False) -> dict[str, Any]:
             seconds[f"native, {threads} threads"] = pair[threads]
             scaling = pair[1] / pair[threads]
         models = _model_rows(graph, 1 if quick else 2)
+        others: dict[str, Any] = {}
+        if "native" in seconds:
+            others = {**attention_keys(graph, quick=quick), **small_graph_keys(quick=quick)}
         growth, orders = [], []
         if "native" in seconds:
             sizes = SCALES[:2] if quick else SCALES
@@ -123,8 +131,11 @@ def measure(*, quick: bool = False, scale: bool = False) -> dict[str, Any]:
         / min(r["nanoseconds_per_edge"] for r in growth)
         if growth
         else None,
+        **{key: others.get(key) for key in OTHER_KEYS},
         "rows": rows,
         "models": models,
+        "attention": others.get("attention", []),
+        "small_graphs": others.get("small_graphs", []),
         "scales": growth,
         "orders": orders,
         "operations": operations,
