@@ -25,7 +25,7 @@ from sheafdeq.records import write_bytes
 from sheafdeq.speed.work import Work, community_batch
 
 PHASES = {
-    "node products": ("product",),
+    "node products": ("product", "product_columns", "product_tile"),
     "other work on nodes": ("NodeKernel", "finish", "start", "curve_of"),
     "hidden rows: gather, add, rectify, transpose": ("hidden_of",),
     "second layer": ("second_layer",),
@@ -38,13 +38,13 @@ LINE = re.compile(r"\s*([\d.]+)%\s+\[\.\]\s+(.*)")
 
 
 def phase(symbol: str) -> str:
-    name = symbol.replace("(anonymous namespace)::", "").split("<")[0]
-    method = symbol.split("::")[-1]
-    if name.startswith("product") and "Kernel" not in symbol:
-        return "node products"
-    for title, words in PHASES.items():
-        if title != "node products" and any(word in (name, method) for word in words):
-            return title
+    """The phase of a function like ``EdgeKernel<float, 3>::finish``; methods before classes."""
+    owner, _, method = symbol.rpartition("::")
+    names = (method.split("<")[0], owner.split("<")[0])
+    for name in names:
+        for title, words in PHASES.items():
+            if name in words:
+                return title
     return "other"
 
 
@@ -73,7 +73,8 @@ def main() -> None:
             continue
         found = LINE.match(re.sub(r"\s_native\S+", "", line))
         if found:
-            functions[found[2].strip().replace("(anonymous namespace)::", "")] = float(found[1])
+            name = re.sub(r"(\s+-)+\s*$", "", found[2]).strip()
+            functions[name.replace("(anonymous namespace)::", "")] = float(found[1])
     total = sum(functions.values())
     if total == 0:
         sys.exit("perf saw no function of the extension: was it built without symbols?")

@@ -1,6 +1,6 @@
 // One pass over the incoming edges of a range of targets, and its derivative.
 //
-// Edges are taken in blocks of EB = two vectors (one of 64 bytes), in target order and across node boundaries, so that chains
+// Edges are taken in blocks of EB = two vectors, in target order and across node boundaries, so that chains
 // and hubs are served alike. Within a block:
 //   1. the two hidden rows of every edge: gather, add, rectify; transposed so that edges lie in the lanes;
 //   2. second layer: one weight broadcast, multiplied into EB edges; no horizontal sum;
@@ -22,8 +22,7 @@ using sheafdeq::EdgeShare;
 template <class T> struct EdgeBlock {
   using V = Vec<T>;
   static constexpr int W = Lanes<T>::W;
-  // With vectors of 64 bytes one is a block: the rows of two would not fit the first-level cache.
-  static constexpr int vectors = vector_bytes == 64 ? 1 : 2;
+  static constexpr int vectors = 2;
   static constexpr int EB = vectors * W;
 
   // One block: its edges. The arrays of a full block are read where they are; the last block is

@@ -82,15 +82,20 @@ template <class T> struct NodeKernel {
   // sum[r] = <x_r, y_r> of rows of q entries that lie q apart. W rows are summed over the lanes at once.
   static void row_products(const T* x, const T* y, int q, int rows, T* sum) {
     if (q % W == 0) {
-      for (int r = 0; r < rows; r += W) {
-        Vec<T> part[W];
-        for (int l = 0; l < W; l++) {
-          part[l] = Vec<T>{};
-          if (r + l >= rows) continue;
-          for (int k = 0; k < q; k += W) part[l] += load(x + (r + l) * q + k) * load(y + (r + l) * q + k);
-        }
-        store_part(sum + r, sums<T>(part), rows - r);
+      auto product_of = [&](int r) {
+        Vec<T> sum = load(x + r * q) * load(y + r * q);
+        for (int k = W; k < q; k += W) sum += load(x + r * q + k) * load(y + r * q + k);
+        return sum;
+      };
+      Vec<T> part[W];
+      int r = 0;
+      for (; r + W <= rows; r += W) {
+        SHEAFDEQ_UNROLL for (int l = 0; l < W; l++) part[l] = product_of(r + l);
+        store(sum + r, sums<T>(part));
       }
+      if (r == rows) return;
+      for (int l = 0; l < W; l++) part[l] = r + l < rows ? product_of(r + l) : Vec<T>{};
+      store_part(sum + r, sums<T>(part), rows - r);
       return;
     }
     for (int r = 0; r < rows; r++) {
