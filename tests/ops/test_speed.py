@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sheafdeq.data.coordinates import coordinates
-from sheafdeq.speed.attention import attention_times, same_layers
+from sheafdeq.speed.attention_times import attention_times, same_layers
 from sheafdeq.speed.small_graphs import SMALL_TASKS, SmallWork, epoch_times
 from sheafdeq.speed.work import community_batch
 

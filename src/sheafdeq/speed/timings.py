@@ -13,7 +13,7 @@ from sheafdeq.machine import processor_name
 from sheafdeq.ops.native_module import native_available, native_description
 from sheafdeq.registry import COMMUNITY, build_model
 from sheafdeq.registry import MODELS as REGISTERED
-from sheafdeq.speed.attention import attention_keys
+from sheafdeq.speed.attention_times import attention_keys
 from sheafdeq.speed.memory import in_child, memory_in_child
 from sheafdeq.speed.scales import ORDERS, SCALES, clock, edge_time_ratio
 from sheafdeq.speed.small_graphs import small_graph_keys
