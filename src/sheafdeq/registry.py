@@ -180,7 +180,6 @@ class ModelSpec:
 
     name: str
     title: str  # as printed in tables
-    family: str  # configurations of one family compete for one row of the compact table
     build: Builder
     grid: tuple[Mapping[str, Any], ...] = ({},)  # the configurations of the paper's full table
     propagation: str = ""
@@ -190,6 +189,11 @@ class ModelSpec:
     # the paper's count; keys: value of ``maps``, or ""
     printed_parameters: Mapping[str, int] = field(default_factory=dict)
     in_paper: bool = True
+    # configurations of one family compete for one row of the compact table; empty: the name
+    family: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "family", self.family or self.name)
 
     @cached_property
     def options(self) -> dict[str, Any]:
@@ -218,7 +222,6 @@ _SPECS = (
     ModelSpec(
         "mlp",
         "MLP",
-        "mlp",
         Builder(MLP, {**_WIDE, "layers": "steps"}),
         propagation="none",
         well_posedness="not required",
@@ -229,7 +232,6 @@ _SPECS = (
     ModelSpec(
         "appnp",
         "APPNP",
-        "appnp",
         Builder(APPNP, _WIDE | _STEPS, hidden=("shift",)),
         propagation="graph convolution",
         well_posedness="contraction of rate 1 - alpha",
@@ -240,7 +242,6 @@ _SPECS = (
     ModelSpec(
         "appnp-tanh",
         "APPNP, shifted tanh",
-        "appnp",
         Builder(APPNP, _WIDE | _STEPS, different={"shift": 1.25}),
         ({"shift": 1.25}, {"shift": 1.65}),
         propagation="graph convolution",
@@ -249,11 +250,11 @@ _SPECS = (
         gradient="unrolled differentiation",
         inference="K-step recurrence",
         printed_parameters={"": 2_691},
+        family="appnp",
     ),
     ModelSpec(
         "ignn",
         "IGNN",
-        "ignn",
         Builder(IGNN, _WIDE),
         propagation="graph convolution",
         well_posedness="projected weight norm",
@@ -264,7 +265,6 @@ _SPECS = (
     ModelSpec(
         "eignn",
         "EIGNN",
-        "eignn",
         Builder(EIGNN, _WIDE, hidden=("steps", "gradient", "solver")),
         propagation="graph convolution",
         well_posedness="norm-bounded positive semidefinite mixing",
@@ -275,7 +275,6 @@ _SPECS = (
     ModelSpec(
         "energygnn",
         "EnergyGNN",
-        "energygnn",
         Builder(EnergyGNN, _ENDS | _EDGES, edge_switch=True),
         propagation="edge energy",
         well_posedness="strongly convex energy",
@@ -286,7 +285,6 @@ _SPECS = (
     ModelSpec(
         "graph-attn-deq",
         "GraphAttnDEQ",
-        "graph-attn-deq",
         Builder(GraphAttnDEQ, _HEADS | _STEPS | _EDGES, edge_switch=True),
         _SHIFTS,
         "graph attention",
@@ -298,7 +296,6 @@ _SPECS = (
     ModelSpec(
         "loop-transformer",
         "Loop Transformer",
-        "loop-transformer",
         Builder(LoopTransformer, _HEADS | _STEPS | _EDGES, edge_switch=True),
         propagation="graph attention",
         well_posedness="not provided",
@@ -309,7 +306,6 @@ _SPECS = (
     ModelSpec(
         "sheafdeq",
         "SheafDEQ",
-        "sheafdeq",
         Builder(SheafDEQ, _STALKS | _STEPS | _EDGES, {"pre_norm": True}),
         _SHIFTS,
         "adaptive sheaf propagation",
@@ -321,7 +317,6 @@ _SPECS = (
     ModelSpec(
         "sheafdeq-no-norm",
         "SheafDEQ without pre-norm (ablation)",
-        "sheafdeq-no-norm",
         Builder(SheafDEQ, _STALKS | _STEPS | _EDGES, {"pre_norm": False}),
         _SHIFTS,
         "adaptive sheaf propagation",
@@ -333,7 +328,6 @@ _SPECS = (
     ModelSpec(
         "strong-sheaf",
         "Strong SheafDEQ",
-        "strong-sheaf",
         Builder(StrongSheafDEQ, _STALKS | _STEPS | _EDGES),
         propagation="adaptive sheaf propagation",
         well_posedness="strong subhomogeneity, for every weight",
@@ -344,7 +338,6 @@ _SPECS = (
     ModelSpec(
         "strong-attention",
         "Strong GraphAttnDEQ",
-        "strong-attention",
         Builder(StrongAttnDEQ, _HEADS | _STEPS | _EDGES),
         propagation="normalised graph attention",
         well_posedness="strong subhomogeneity, for every weight",
@@ -355,7 +348,6 @@ _SPECS = (
     ModelSpec(
         "sheaf-cascade",
         "Sheaf Cascade",
-        "sheaf-cascade",
         Builder(SheafCascade, _STALKS | _EDGES, different={"channels": None}),
         propagation="adaptive sheaf propagation, level by level",
         well_posedness="strong subhomogeneity, for every weight",
@@ -366,7 +358,6 @@ _SPECS = (
     ModelSpec(
         "sheaf-relay",
         "Sheaf Relay",
-        "sheaf-relay",
         Builder(SheafRelay, _STALKS | _EDGES),
         propagation="transport along paths that do not turn back",
         well_posedness="acyclic outside the 2-core, contraction inside, for every weight",
@@ -377,7 +368,6 @@ _SPECS = (
     ModelSpec(
         "dnsd",
         "DNSD",
-        "dnsd",
         Builder(DNSD, _STALKS),
         tuple(
             {"maps": maps, "activation": activation}
@@ -393,7 +383,6 @@ _SPECS = (
     ModelSpec(
         "nsd",
         "Neural Sheaf Diffusion",
-        "nsd",
         Builder(NeuralSheafDiffusion, _STALKS),
         tuple({"maps": maps} for maps in ("diagonal", "full", "orthogonal")),
         "sheaf Laplacian, untied layers",
@@ -405,7 +394,6 @@ _SPECS = (
     ModelSpec(
         "gcn",
         "GCN",
-        "gcn",
         Builder(GCN, _WIDE),
         propagation="graph convolution",
         well_posedness="not required",
@@ -416,7 +404,6 @@ _SPECS = (
     ModelSpec(
         "gat",
         "GAT",
-        "gat",
         Builder(GAT, _HEADS),
         propagation="graph attention",
         well_posedness="not required",
@@ -464,7 +451,7 @@ def _user_spec(name: str, constructor: type[GraphModel]) -> ModelSpec:
     if not set(_ENDS) <= set(sizes):
         raise OptionError(f"model {name}: its constructor must take in_channels and out_channels")
     title = constructor.__name__
-    return ModelSpec(name, title, name, Builder(constructor, sizes), in_paper=False)
+    return ModelSpec(name, title, Builder(constructor, sizes), in_paper=False)
 
 
 def build_model(name: str, shape: Shape, **options: Any) -> GraphModel:
