@@ -57,11 +57,7 @@ def _measure(image: Tensor, state: Tensor, stopping: Stopping, partition: Partit
     """(graphs,) largest residual of every graph; infinite where the image is not finite."""
     residual = stopping.measure(image.detach(), state.detach())
     # An overflow can cancel in a maximum but not in a sum of absolute values that is itself finite.
-    broken = (
-        ~torch.isfinite(image.detach()).all(dim=1)
-        if image.shape[1]
-        else torch.zeros_like(residual).bool()
-    )
+    broken = _broken_rows(image)
     residual = torch.where(
         broken | residual.isnan(), torch.full_like(residual, torch.inf), residual
     )
@@ -69,8 +65,19 @@ def _measure(image: Tensor, state: Tensor, stopping: Stopping, partition: Partit
 
 
 @torch.no_grad()
+def _broken_rows(image: Tensor) -> Tensor:
+    """(n,) bool: something in the row is not finite."""
+    image = image.detach()
+    if image.numel():
+        low, high = torch.aminmax(image)  # NaN if anything is: one look is nearly always enough
+        if not bool(torch.isfinite(low) & torch.isfinite(high)):
+            return ~torch.isfinite(image).all(dim=1)
+    return torch.zeros(len(image), dtype=torch.bool, device=image.device)
+
+
+@torch.no_grad()
 def _graphs_with_broken_rows(image: Tensor, partition: Partition) -> Tensor:
-    return partition.any((~torch.isfinite(image.detach())).any(dim=1))
+    return partition.any(_broken_rows(image))
 
 
 def iterate(
