@@ -95,11 +95,14 @@ const Variant variants[] = {
 };
 
 const Variant* chosen = nullptr;
+const Variant* narrow = nullptr;  // with vectors half as long, for narrow rows; `chosen` where there is none or one was named
 
 void choose(const std::string& name) {
   for (const Variant& variant : variants)
     if ((name.empty() || name == variant.name) && supported(variant.name)) {
-      chosen = &variant;
+      chosen = narrow = &variant;
+      if (name.empty() && std::string(variant.name) == "avx512" && std::end(variants) - chosen > 1 && std::string(chosen[1].name) == "avx2")
+        narrow = chosen + 1;
       return;
     }
   throw nb::value_error(("this machine or build has no kernel for the instruction set '" + name + "'").c_str());
@@ -174,9 +177,9 @@ template <class T> void write_sums(const std::vector<double>& sums, int threads,
   }
 }
 
-template <class T> EdgeFunctions<T> functions_for(int d) {
+template <class T> EdgeFunctions<T> functions_for(int d, const Variant& variant = *chosen) {
   if (d < 1 || d > largest_dimension) throw nb::value_error("the stalk dimension must be between 1 and 16");
-  const Copies<T>& copies = chosen->copies(T());
+  const Copies<T>& copies = variant.copies(T());
   return d <= specialised_dimensions && copies.step->edges[d - 1].forward ? copies.step->edges[d - 1] : *copies.general;
 }
 template <class T> BlockFunctions<T> block_functions_for(int d) {
@@ -339,6 +342,14 @@ template <class T> T* shifted(T* table, std::int64_t elements) {
   return reinterpret_cast<T*>(reinterpret_cast<std::uintptr_t>(table) - static_cast<std::uintptr_t>(elements) * sizeof(T));
 }
 
+// The copy for a step of h hidden units and q channels: vectors that channels fill to less than a half cost as much as full ones.
+// What the edges contribute was padded for `chosen`, so with it both must pad alike.
+template <class T> const Variant& fitting(int h, int q, bool with_edges) {
+  const int lanes = chosen->kernels(T()).lanes, half = narrow->kernels(T()).lanes;
+  const bool alike = (h + lanes - 1) / lanes * lanes == (h + half - 1) / half * half;
+  return q <= half && (alike || !with_edges) ? *narrow : *chosen;
+}
+
 // The parameters of a step in the layout and padding the kernels want, and the shapes that go with them.
 template <class T> struct StepParameters {
   int d, q, h, inputs, hidden, channels, wide;
@@ -346,14 +357,14 @@ template <class T> struct StepParameters {
   NodePass<T> nodes;
   EdgePass<T> edges;
 
-  StepParameters(const Layout& layout, int d_, int q_, bool pre_norm, const Matrix<const T>& first_source_weight,
+  StepParameters(const Variant& variant, const Layout& layout, int d_, int q_, bool pre_norm, const Matrix<const T>& first_source_weight,
                  const Row<const T>& first_source_bias, const Matrix<const T>& first_target_weight,
                  const Row<const T>& first_target_bias, const Matrix<const T>& second_source_weight,
                  const Row<const T>& second_source_bias, const Matrix<const T>& second_target_weight,
                  const Row<const T>& second_target_bias, const Matrix<const T>& stalk_mixing,
                  const Matrix<const T>& channel_mixing)
       : d(d_), q(q_) {
-    const int lanes = chosen->kernels(T()).lanes;
+    const int lanes = variant.kernels(T()).lanes;
     auto padded = [&](int width) { return (width + lanes - 1) / lanes * lanes; };
     if (q < 1) refuse("channels", "must be positive");
     h = static_cast<int>(first_source_weight.shape(0));
@@ -495,10 +506,11 @@ void step_forward(const Layout& layout, int d, int q, bool pre_norm, T shift, Ma
                   Matrix<const T> second_target_weight, Row<const T> second_target_bias, Matrix<const T> stalk_mixing,
                   Matrix<const T> channel_mixing, std::optional<Matrix<const T>> edge_hidden, Matrix<T> out,
                   std::optional<Matrix<T>> tanh, int requested_threads) {
-  const EdgeFunctions<T> functions = functions_for<T>(d);
+  const Variant& variant = fitting<T>(static_cast<int>(first_source_weight.shape(0)), q, edge_hidden.has_value());
+  const EdgeFunctions<T> functions = functions_for<T>(d, variant);
   const std::int64_t n = layout.targets();
   if (layout.sources != n) refuse("layout", "must have as many sources as targets");
-  StepParameters<T> parameters(layout, d, q, pre_norm, first_source_weight, first_source_bias, first_target_weight,
+  StepParameters<T> parameters(variant, layout, d, q, pre_norm, first_source_weight, first_source_bias, first_target_weight,
                                first_target_bias, second_source_weight, second_source_bias, second_target_weight,
                                second_target_bias, stalk_mixing, channel_mixing);
   parameters.nodes.state = contiguous(state, n, d * q, "state");
@@ -510,7 +522,7 @@ void step_forward(const Layout& layout, int d, int q, bool pre_norm, T shift, Ma
   if (edge_hidden)
     pass.edge_hidden = checked(*edge_hidden, layout.edges(), 2 * parameters.hidden, pass.edge_hidden_stride, "edge_hidden");
   const int threads = threads_for(layout, requested_threads);
-  const Kernels<T>& kernels = chosen->kernels(T());
+  const Kernels<T>& kernels = variant.kernels(T());
   nb::gil_scoped_release release;
   const std::int64_t edge_size = kernels.edge_scratch(d, parameters.hidden, parameters.channels);
   const std::int64_t size = std::max(edge_size, kernels.node_scratch(parameters.nodes));
@@ -558,11 +570,12 @@ void step_backward(const Layout& layout, int d, int q, bool pre_norm, Matrix<con
                    Matrix<const T> channel_mixing, std::optional<Matrix<const T>> edge_hidden, Matrix<const T> grad,
                    Matrix<T> state_grad, std::optional<Matrix<T>> edge_hidden_grad, std::optional<Row<T>> parameter_grad,
                    int requested_threads) {
-  const EdgeFunctions<T> functions = functions_for<T>(d);
-  const Kernels<T>& kernels = chosen->kernels(T());
+  const Variant& variant = fitting<T>(static_cast<int>(first_source_weight.shape(0)), q, edge_hidden.has_value());
+  const EdgeFunctions<T> functions = functions_for<T>(d, variant);
+  const Kernels<T>& kernels = variant.kernels(T());
   const std::int64_t n = layout.targets();
   if (layout.sources != n) refuse("layout", "must have as many sources as targets");
-  StepParameters<T> parameters(layout, d, q, pre_norm, first_source_weight, first_source_bias, first_target_weight,
+  StepParameters<T> parameters(variant, layout, d, q, pre_norm, first_source_weight, first_source_bias, first_target_weight,
                                first_target_bias, second_source_weight, second_source_bias, second_target_weight,
                                second_target_bias, stalk_mixing, channel_mixing);
   const int hidden = parameters.hidden, channels = parameters.channels, width = parameters.source_width(), c = d * q;
