@@ -6,6 +6,8 @@ import argparse
 import json
 from typing import Any
 
+from sheafdeq.report.grid import terminal_width, wrapped
+
 __all__ = ["configure", "examine", "run"]
 
 
@@ -81,30 +83,30 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(findings, indent=2))
         return 0
-    print(f"sheafdeq {findings['sheafdeq']} on Python {findings['python']}, {findings['platform']}")
-    print(
+    _say(f"sheafdeq {findings['sheafdeq']} on Python {findings['python']}, {findings['platform']}")
+    _say(
         "packages   "
         + ", ".join(
             f"{name} {version or 'absent'}" for name, version in findings["versions"].items()
         )
     )
     threads = findings["threads"]
-    print(
+    _say(
         f"threads    {threads['torch']} of {threads['cores']} cores (OMP_NUM_THREADS "
         f"{threads['OMP_NUM_THREADS'] or 'not set'})"
     )
     kernel = findings["kernel"]
     if kernel["available"]:
-        print(
+        _say(
             f"kernel     native, {kernel['instruction_set']}, OpenMP "
             f"{'yes' if kernel['openmp'] else 'no'} ({kernel['compiler']})"
         )
     else:
-        print(
+        _say(
             "kernel     pure PyTorch (native kernel not built: install a C++ compiler and "
             "reinstall; results are the same, slower)"
         )
-    print(f"device     {findings['accelerator'] or 'CPU only'}")
+    _say(f"device     {findings['accelerator'] or 'CPU only'}")
     root = findings["data_root"]
     state = (
         "present"
@@ -113,5 +115,9 @@ def run(options: argparse.Namespace) -> int:
             "not there yet; set SHEAFDEQ_DATA or pass --root, or let a task download with consent"
         )
     )
-    print(f"data root  {root['path']} ({state})")
+    _say(f"data root  {root['path']} ({state})")
     return 0
+
+
+def _say(text: str) -> None:
+    print(wrapped(text, terminal_width(), 11))

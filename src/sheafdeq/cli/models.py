@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from sheafdeq.cli.arguments import names_of
-from sheafdeq.report.grid import fitted, terminal_width
+from sheafdeq.report.grid import fitted, terminal_width, wrapped
 
 __all__ = ["configure", "run", "table"]
 
@@ -127,20 +127,22 @@ def run(options: argparse.Namespace) -> int:
         )
         for row in rows
     ]
-    print(fitted(head, lines, terminal_width(options.wide), right=(2, 3, 4)), end="")
+    width = terminal_width(options.wide)
+    print(fitted(head, lines, width, right=(2, 3, 4)))
     for name, note in NOTES.items():
         if any(row["name"] == name for row in rows):
-            print(f"\n{MODELS[name].title}: {note}.", end="")
-    print()
+            print(wrapped(f"{MODELS[name].title}: {note}.", width, 2))
     for name in options.names:
         spec = model_spec(name)
-        print(
-            f"\n{name} options: "
-            + ", ".join(f"{key}={value!r}" for key, value in spec.options.items())
-            + "; and, as the task or the model has it unless given, "
-            + (", ".join(spec.build.settings) or "nothing")
+        given = ", ".join(f"{key}={value!r}" for key, value in spec.options.items())
+        settings = ", ".join(spec.build.settings) or "nothing"
+        text = (
+            f"{name} options: {given}; and, as the task or the model has it unless given, "
+            f"{settings}"
         )
+        print("\n" + wrapped(text, width, 2))
         for key, kind in spec.types.items():
-            print(f"  {key}: {kind.words}")
-        print(f"{name} grid of the paper: " + "; ".join(str(dict(entry)) for entry in spec.grid))
+            print(wrapped(f"  {key}: {kind.words}", width, 4))
+        grid = "; ".join(str(dict(entry)) for entry in spec.grid)
+        print(wrapped(f"{name} grid of the paper: {grid}", width, 2))
     return 0

@@ -17,6 +17,7 @@ from sheafdeq.cli.arguments import (
     whole_number,
 )
 from sheafdeq.cli.data_options import add_data_options, data_choice
+from sheafdeq.report.grid import fitted, terminal_width
 
 
 def configure(commands: Any) -> None:
@@ -279,8 +280,11 @@ def show_list(options: argparse.Namespace) -> int:
         }
         print(json.dumps(facts))
         return 0
-    for name, sweep in presets.items():
-        print(f"{name:<14}{len(sweep.configs()):>5} runs  {sweep.file.description}")
+    lines = [
+        (name, str(len(sweep.configs())), sweep.file.description) for name, sweep in presets.items()
+    ]
+    width = terminal_width()
+    print(fitted(("preset", "runs", "what"), lines, width, right=(1,), narrowest=30), end="")
     return 0
 
 

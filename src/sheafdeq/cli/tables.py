@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import sys
-import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from sheafdeq.cli.arguments import output_file, output_folder, present_file, pre
 from sheafdeq.errors import RecordError, UsageError
 from sheafdeq.options import unknown_name
 from sheafdeq.printable import printable
-from sheafdeq.report.grid import fitted, terminal_width
+from sheafdeq.report.grid import fitted, terminal_width, wrapped
 
 if TYPE_CHECKING:
     from sheafdeq.report.evidence import Evidence
@@ -152,10 +151,10 @@ def run(options: argparse.Namespace) -> int:
         Path(options.out).parent.mkdir(parents=True, exist_ok=True)
         Path(options.out).write_text(tables.render(table, options.format), encoding="utf-8")
     elif options.format == "text" and width is not None:
-        print(printable(table.title))
+        print(wrapped(printable(table.title), width))
         print(fitted(*tables.grid(table), width, rules=True), end="")
         for line in table.notes:
-            print(textwrap.fill(printable(line), width))
+            print(wrapped(printable(line), width))
     else:
         print(tables.render(table, options.format), end="")
     return 0

@@ -15,7 +15,7 @@ from sheafdeq.cli.arguments import (
 )
 from sheafdeq.cli.data_options import add_data_options, data_choice
 from sheafdeq.errors import UsageError
-from sheafdeq.report.grid import fitted, terminal_width
+from sheafdeq.report.grid import fitted, terminal_width, wrapped
 
 if TYPE_CHECKING:
     from sheafdeq.data.task import Task
@@ -107,14 +107,17 @@ def run_list(options: argparse.Namespace) -> int:
         )
         for row in rows
     ]
-    print(fitted(head, lines, terminal_width(options.wide), right=(2, 3, 4)), end="")
-    print(
-        "\nedges are stored edges (both directions); 'files: yes' reads the data folder, see "
+    width = terminal_width(options.wide)
+    print(fitted(head, lines, width, right=(2, 3, 4)))
+    note = (
+        "edges are stored edges (both directions); 'files: yes' reads the data folder, see "
         "'tasks show --help'"
     )
+    print(wrapped(note, width))
     print("\nlicences of the data:")
     for licence in dict.fromkeys(row["licence"] for row in rows):
-        print(f"  {licence}: {', '.join(row['name'] for row in rows if row['licence'] == licence)}")
+        names = ", ".join(row["name"] for row in rows if row["licence"] == licence)
+        print(wrapped(f"  {licence}: {names}", width, 4))
     return 0
 
 
@@ -176,7 +179,7 @@ def run_show(options: argparse.Namespace) -> int:
         ("digest", description["digest"] + (", as recorded" if description["as_recorded"] else "")),
     ]
     for key, value in rows:
-        print(f"{key:<12} {value}")
+        print(wrapped(f"{key:<12} {value}", terminal_width(), 13))
     if options.plot:
         print(f"{'picture':<12} {options.plot}")
     return 0

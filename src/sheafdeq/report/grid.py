@@ -6,20 +6,32 @@ from __future__ import annotations
 import io
 import shutil
 import sys
+import textwrap
 from collections.abc import Collection, Sequence
 
 from sheafdeq.printable import printable
 
-__all__ = ["fitted", "markdown_grid", "terminal_width"]
+__all__ = ["fitted", "markdown_grid", "terminal_width", "wrapped"]
 
 _NARROWEST = 12  # a column is folded to no less than this, or left out
 _GAP = 2
+_NAMED = 12  # columns left out that are named
 
 
 def terminal_width(wide: bool = False) -> int | None:
     """Columns of the terminal; None (no limit) with ``--wide`` and when the output goes to a file
     or another program."""
     return None if wide or not sys.stdout.isatty() else shutil.get_terminal_size().columns
+
+
+def wrapped(text: str, width: int | None, indent: int = 0) -> str:
+    """Text in lines of at most ``width`` characters (None: as long as it is), the later ones
+    indented."""
+    if width is None:
+        return text
+    return textwrap.fill(
+        text, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def markdown_grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -56,7 +68,10 @@ def fitted(
     else:
         text = _plain(lines, widths, right, rules)
     if left_out:
-        text += f"not shown for want of width: {', '.join(left_out)} (--wide shows every column)\n"
+        named = ", ".join(left_out[:_NAMED])
+        named += f" and {len(left_out) - _NAMED} more" if len(left_out) > _NAMED else ""
+        note = f"not shown for want of width: {named} (--wide shows every column)"
+        text += wrapped(note, width) + "\n"
     return text
 
 

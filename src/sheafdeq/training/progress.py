@@ -80,7 +80,7 @@ class LineProgress:
 
 
 class BarProgress:
-    """A bar on a terminal (rich), at least ten columns wide on a terminal of eighty."""
+    """A bar on a terminal (rich), at least ten columns wide; narrow terminals are told less."""
 
     def __init__(self, console: Any = None) -> None:
         self.console = console
@@ -107,10 +107,9 @@ class BarProgress:
     def update(self, metrics: EpochMetrics) -> None:
         """Move the bar."""
         speed = (metrics.epoch - self.first + 1) / max(time.monotonic() - self.began, 1e-9)
-        text = (
-            f"loss {metrics.loss:.3g}  val {metrics.validation:.2f}  best {metrics.best:.2f}  "
-            f"{speed:.1f}/s"
-        )
+        text = f"val {metrics.validation:.2f}  best {metrics.best:.2f}"
+        if self.bar.console.width >= 76:  # else the bar would be left no width
+            text = f"loss {metrics.loss:.3g}  {text}  {speed:.1f}/s"
         self.bar.update(self.line, completed=metrics.epoch, text=text)
 
     def finish(self, message: str) -> None:
