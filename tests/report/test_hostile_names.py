@@ -139,9 +139,10 @@ def test_tables_fit_the_terminal():
     assert max(map(len, wide.splitlines())) > 200
     for width in (40, 80, 120):
         lines = fitted(header, rows, width, right=(1,), rules=True).splitlines()
-        assert max(len(line) for line in lines if "not shown" not in line) <= width
-        assert "not shown for want of width" in lines[-1]
-        assert "--wide" in lines[-1]
+        assert max(map(len, lines)) <= width
+        end = " ".join(lines[-8:])
+        assert "not shown for want of width" in end
+        assert "--wide" in end
         text = "".join("".join(lines).split())
         assert "model2" in text
     assert fitted(header[:2], [row[:2] for row in rows], 80) == "model    parameters\n" + "".join(
@@ -157,8 +158,7 @@ def test_commands_fit_a_terminal_of_eighty_columns(monkeypatch, capsys):
     for command in (["tasks"], ["models"], ["tables", "parameters"]):
         assert main(command) == 0
         narrow = capsys.readouterr().out
-        table = [line for line in narrow.splitlines() if ": " not in line]
-        assert max(map(len, table)) <= 80, command
+        assert max(map(len, narrow.splitlines())) <= 80, command
         assert main([*command, "--wide"]) == 0
         assert len(max(capsys.readouterr().out.splitlines(), key=len)) >= len(
             max(narrow.splitlines(), key=len)
