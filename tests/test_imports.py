@@ -52,7 +52,7 @@ registry: equilibrium errors models options solvers user_models
 regular_file:
 report: errors printable records regular_file training
 solvers: distances errors
-speed: data errors machine models ops records registry solvers
+speed: adjoints data errors machine models ops records registry solvers
 tensor_files: errors records regular_file
 testing: data edges equilibrium models recurrence
 theory: errors

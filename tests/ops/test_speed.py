@@ -9,6 +9,7 @@ import torch
 
 from sheafdeq.data.coordinates import coordinates
 from sheafdeq.speed.attention_times import attention_times, same_layers
+from sheafdeq.speed.gradient_times import gradient_times
 from sheafdeq.speed.small_graphs import SMALL_TASKS, SmallWork, epoch_times
 from sheafdeq.speed.work import community_batch
 
@@ -47,3 +48,10 @@ def test_timings_are_whole() -> None:
     assert [row.name for row in rows] == ["attention", "layer", "gat"]
     assert [row.peer for row in rows] == ["PyTorch", "TransformerConv", "PyTorch"]
     assert all(row.speedup > 0 for row in rows)
+
+
+def test_a_gradient_of_the_equilibrium_is_timed() -> None:
+    row = gradient_times("ignn", community_batch(quick=True), rounds=1).row()
+    assert row["status"] == "CONVERGED"
+    assert row["evaluations"] < row["unrolled_steps"]
+    assert row["ratio"] > 0

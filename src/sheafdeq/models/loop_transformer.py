@@ -147,8 +147,10 @@ class LoopTransformer(GatheringModel):
             rows = Attended(self.key(table), self.value(table))
             message = attention(self.query(own), rows, edges, self.heads, terms=terms)
         skipped = self.skip(own)
-        gate = self.gate(torch.cat([message, skipped, message - skipped], dim=1)).sigmoid()
-        return torch.lerp(message, skipped, gate)
+        # w^T [m, s, m - s] without the three of them side by side
+        by_message, by_skipped, by_difference = self.gate.weight.view(3, -1)
+        logit = message @ (by_message + by_difference) + skipped @ (by_skipped - by_difference)
+        return torch.lerp(message, skipped, logit.sigmoid().unsqueeze(1))
 
     def update(self, own: Tensor, table: Tensor, edges: Edges, context: LoopContext) -> Tensor:
         """One pass through the block."""
