@@ -5,6 +5,8 @@ import json
 import pytest
 
 from sheafdeq.cli import main
+from sheafdeq.cli.subject import load_subject
+from sheafdeq.predictions import redraw
 from sheafdeq.records import read_sealed
 
 TASK = ["nodes=24", "train_seeds=[1]", "test_seeds=[2]", "k=3"]
@@ -38,6 +40,10 @@ def test_the_report_the_record_and_the_pictures(run, tmp_path, capsys):
     assert read_sealed(record)["curve"] == payload["curve"]
     assert "--predictions" in payload["command"]
     assert len(list(tmp_path.glob("*.png"))) == 2
+    again = redraw(read_sealed(record), load_subject(run, "test", "0").split, tmp_path, "again")
+    assert [path.name for path in again] == ["again.png", "again-radius.png"]
+    stored = tmp_path / f"{record.stem}-radius.png"
+    assert again[1].read_bytes() == stored.read_bytes()
     assert main(["certify", str(run), "--predictions"]) == 0
     assert "24 of 24 labels proved" in capsys.readouterr().out
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
     from sheafdeq.data.task import Split
     from sheafdeq.predictions.predictions import Predictions
 
-__all__ = ["draw_curve", "draw_graph", "prediction_figures"]
+__all__ = ["Shown", "draw_curve", "draw_graph", "prediction_figures", "redraw"]
 
 COLOURS = {"proved": "#0072B2", "not proved": "#E69F00", "wrong": "#D55E00"}
 
@@ -30,7 +34,32 @@ def prediction_figures(
     return [path]
 
 
-def draw_graph(result: Predictions, split: Split, path: Path, title: str) -> None:
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """What a picture shows of a result."""
+
+    label: Tensor
+    proved: Tensor
+    radius: float
+
+
+def redraw(payload: Mapping[str, Any], split: Split, folder: Path, name: str) -> list[Path]:
+    """The pictures of a stored record again: the graph at its smallest radius, and the curve.
+
+    ``split`` is the part of the task the record is about, on the same graph.
+    """
+    first = payload["predictions"][0]
+    shown = Shown(torch.tensor(first["label"]), torch.tensor(first["is_proved"]), first["radius"])
+    title = ", ".join((payload["model"]["title"], payload["task"]["title"], payload["graph"]))
+    paths = [folder / f"{name}.png"]
+    draw_graph(shown, split, paths[0], title)
+    if sum(row["radius"] > 0 for row in payload["curve"]) > 1:
+        paths.append(folder / f"{name}-radius.png")
+        draw_curve(payload, paths[1])
+    return paths
+
+
+def draw_graph(result: Predictions | Shown, split: Split, path: Path, title: str) -> None:
     """Every node at its first two features: proved, not proved, or wrong (proved or not)."""
     import matplotlib.pyplot as plt
     from matplotlib.collections import LineCollection

@@ -144,7 +144,7 @@ def certify_predictions(
         radius: R >= 0, in the maximum norm over all node features at once.
         state: a state to examine (n, columns); by default one is iterated to rest in float64.
         form: ``"boxes"`` (absolute values are taken once a level) or, for a radius of a cascade,
-            ``"sheared"`` (first order exactly, Theorem 43): hundreds of times the radius, for
+            ``"sheared"`` (first order exactly, Theorem 43): larger radii, for
             minutes and n^2 c f numbers of memory. :class:`Prover` shares them between radii.
     """
     return Prover(model, graph, state=state, form=form).at(radius)
