@@ -30,9 +30,10 @@ distributed: adjoints certificates data derivatives distances edges equilibrium 
     models solvers training
 edges: errors plain_tensor
 equilibrium: adjoints data distances errors full_precision options plain_tensor pretrained
-    solvers
+    solvers tracing
 errors:
 evaluation: data distances equilibrium errors records solvers training
+explain: equilibrium errors
 explorer: asynchronous data diagnostics distances edges equilibrium errors report solvers
 full_precision:
 fuzzing: cli data edges errors ops options records registry report training
@@ -51,12 +52,13 @@ recurrence: data edges errors
 registry: equilibrium errors models options solvers user_models
 regular_file:
 report: errors printable records regular_file training
-solvers: distances errors
+solvers: distances errors tracing
 speed: adjoints data errors machine models ops records registry solvers
 tensor_files: errors records regular_file
 testing: data edges equilibrium models recurrence
 theory: errors
 threads: errors
+tracing: ops
 training: adjoints data edges equilibrium errors identity machine options records registry
     regular_file solvers tensor_files threads user_models
 user_models: equilibrium errors

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         Output,
         Readout,
     )
+    from sheafdeq.explain import explainable
     from sheafdeq.layers import CellularSheaf, SheafOperator
     from sheafdeq.models import (
         APPNP,
@@ -101,6 +102,7 @@ __all__ = [
     "__version__",
     "certify",
     "continue_iteration",
+    "explainable",
     "load",
     "load_model",
     "load_task",
@@ -124,6 +126,7 @@ _HOMES = {
         "Output",
         "Readout",
     ),
+    "explain": ("explainable",),
     "layers": ("CellularSheaf", "SheafOperator"),
     # certificates go on to labels (certify(...).predictions), which this package registers
     "predictions": ("Certificate", "certify"),

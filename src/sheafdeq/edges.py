@@ -124,14 +124,17 @@ class Edges:
         """Number of stored edges, e."""
         return self.source.numel()
 
-    @cached_property
+    @property
     def target(self) -> Tensor:
         """(e,) int64 target of every edge, non-decreasing."""
-        device = self.source.device
         if torch.compiler.is_compiling():  # of a size that is known without looking at numbers
-            edges = torch.arange(self.num_edges, device=device)
+            edges = torch.arange(self.num_edges, device=self.source.device)
             return torch.searchsorted(self.pointer, edges, right=True) - 1
-        nodes = torch.arange(self.num_targets, device=device)
+        return self._target
+
+    @cached_property
+    def _target(self) -> Tensor:
+        nodes = torch.arange(self.num_targets, device=self.source.device)
         return torch.repeat_interleave(nodes, self.pointer.diff())
 
     @property

@@ -25,15 +25,17 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from sheafdeq.adjoints import Adjoint, adjoint_from
+from sheafdeq.data.given_graph import given_graph
 from sheafdeq.data.graph import AnyGraph, Graph
 from sheafdeq.distances import RELATIVE_ENTRY, Distance
-from sheafdeq.errors import InputError
+from sheafdeq.errors import ExportError, InputError
 from sheafdeq.full_precision import full_precision
 from sheafdeq.options import unknown_name
 from sheafdeq.plain_tensor import plain_tensor
 from sheafdeq.solvers import Partition, Picard, Solution, Solver, solver_from
 from sheafdeq.solvers.fixed_point import FixedPointSolver
 from sheafdeq.solvers.iterate import Observer
+from sheafdeq.tracing import compiled_cells, exporting
 
 __all__ = [
     "EQUILIBRIUM_STEPS",
@@ -54,6 +56,11 @@ settled."""
 EQUILIBRIUM_STEPS = 2000
 """Step limit of that solve (of every level of a cascade): far above what a proved rate needs in
 practice."""
+
+EXPORTABLE = (
+    "outputs of a fixed number of Picard steps can be, of every model but EIGNN (a closed form), "
+    "EnergyGNN (a minimiser) and SheafRelay (an order of the edges)"
+)
 
 AnySolver = TypeVar("AnySolver", bound=Solver)
 
@@ -114,6 +121,8 @@ class GraphModel(nn.Module):
     weighted: ClassVar[bool] = False
     """Whether it takes graphs with an edge_weight."""
 
+    exportable: ClassVar[bool] = True
+    """Whether ``torch.export`` can write it out (:mod:`sheafdeq.tracing`)."""
     # what the constructor was called with, for save_pretrained
     given: tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -146,8 +155,30 @@ class GraphModel(nn.Module):
         Further options go to :meth:`run` (for equilibrium models: ``steps=100`` continues past the
         trained horizon).
         """
-        output = self.run(_graph(x, edge_index, edge_attr, batch, edge_weight), **options)
+        if exporting():
+            return self._exported(x, edge_index, edge_attr, edge_weight, return_info, options)
+        if torch.compiler.is_compiling():
+            tensors = (x, edge_index, edge_attr, batch)
+            return _with_compiled_step(self, tensors, edge_weight, return_info, options)
+        output = self.run(given_graph(x, edge_index, edge_attr, batch, edge_weight), **options)
         return (output.logits, output.solution) if return_info else output.logits
+
+    def _exported(
+        self,
+        x: Tensor,
+        edge_index: Tensor,
+        edge_attr: Tensor | None,
+        edge_weight: Tensor | None,
+        return_info: bool,
+        options: dict[str, Any],
+    ) -> Tensor:
+        """What ``torch.export`` writes out: outputs of one graph, or of several side by side."""
+        if not self.exportable or return_info:
+            what = "a solution" if self.exportable else type(self).__name__
+            raise ExportError(f"torch.export cannot write {what} out: {EXPORTABLE}")
+        with torch.no_grad():
+            graph = Graph.build(x, edge_index, edge_attr, edge_weight=edge_weight)
+            return self.run(graph, **options).logits
 
     def reset_parameters(self) -> None:
         """Draw the parameters anew, as the constructor does: every part by its own rule."""
@@ -220,25 +251,17 @@ class GraphModel(nn.Module):
         return sum(p.numel() for p in self.parameters() if p.requires_grad)
 
 
-def _graph(x: Any, edge_index: Any, edge_attr: Any, batch: Any, edge_weight: Any) -> Graph:
-    """The graph of tensors, or of one object that holds them."""
-    if edge_index is not None and (isinstance(x, Tensor) or not hasattr(x, "x")):
-        return Graph.build(x, edge_index, edge_attr, batch, edge_weight=edge_weight)
-    beside = {
-        "edge_index": edge_index,
-        "edge_attr": edge_attr,
-        "batch": batch,
-        "edge_weight": edge_weight,
-    }
-    given = [name for name, value in beside.items() if value is not None]
-    if isinstance(x, Tensor):
-        raise InputError("edge_index is missing: call model(x, edge_index) or model(data)")
-    if given:
-        raise InputError(
-            f"a {type(x).__name__} brings its own edges: leave {' and '.join(given)} out, or give "
-            "x as a tensor"
-        )
-    return Graph.of(x)
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _with_compiled_step(
+    model: GraphModel,
+    tensors: tuple[Any, ...],
+    edge_weight: Tensor | None,
+    return_info: bool,
+    options: dict[str, Any],
+) -> Any:
+    """The plain model, called from a compiled region: its loop compiles the step alone."""
+    with compiled_cells():
+        return model(*tensors, edge_weight=edge_weight, return_info=return_info, **options)
 
 
 def _reset(module: nn.Module) -> None:

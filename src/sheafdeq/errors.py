@@ -12,6 +12,7 @@ __all__ = [
     "ConvergenceError",
     "DataError",
     "DerivativeError",
+    "ExportError",
     "IncompatibleError",
     "InputError",
     "KernelWarning",
@@ -52,6 +53,11 @@ class DataError(SheafDEQError):
 
 class DerivativeError(SheafDEQError, RuntimeError):
     """A derivative that is not written was asked for; the message names the path that has it."""
+
+
+class ExportError(SheafDEQError, RuntimeError):
+    """A model that ``torch.export`` cannot write out as it is asked to; the message says what can
+    be."""
 
 
 class RecordError(SheafDEQError):

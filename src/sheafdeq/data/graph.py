@@ -85,6 +85,8 @@ class Graph:
         :class:`~sheafdeq.errors.InputError` (a ``ValueError``) that names what came and what is
         needed.
         """
+        if torch.compiler.is_compiling():  # stand-ins without numbers: nothing can be checked
+            return _traced(x, edge_index, edge_attr, edge_weight)
         x = _checked_features(x, "x")
         n = x.shape[0]
         if is_sparse_matrix(edge_index):
@@ -287,6 +289,19 @@ class Graph:
         if self.num_graphs != 1:
             parts.append(f"graphs={self.num_graphs}")
         return f"Graph({', '.join(parts)})"
+
+
+def _traced(
+    x: Tensor, edge_index: Tensor, edge_attr: Tensor | None, edge_weight: Tensor | None
+) -> Graph:
+    """:meth:`Graph.build` of tensors that are only traced: sorted, one graph, not checked."""
+    n = x.shape[0]
+    order = torch.argsort(edge_index[1] * n + edge_index[0], stable=True)
+    if edge_attr is not None:
+        edge_attr = (edge_attr.unsqueeze(-1) if edge_attr.dim() == 1 else edge_attr)[order]
+    share = None if edge_weight is None else edge_weight[order]
+    edges = Edges.of(edge_index[:, order], n, x.dtype, share=share)
+    return Graph(x, edges, edge_attr, None, 1, order)
 
 
 # ---------------------------------------------------------------------- checks

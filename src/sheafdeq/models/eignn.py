@@ -98,6 +98,8 @@ class EIGNN(GatheringModel):
 
     weighted = True
 
+    exportable = False
+
     def __init__(
         self,
         in_channels: int,

@@ -114,6 +114,8 @@ class EnergyGNN(EquilibriumModel):
     Shapes: x (n, f), edge_attr (e, edge_dim) -> (n, o).
     """
 
+    exportable = False
+
     def __init__(
         self,
         in_channels: int,

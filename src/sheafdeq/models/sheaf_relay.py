@@ -85,6 +85,8 @@ class SheafRelay(EquilibriumModel):
     # the 2-core and the speakers before a source are not in a node's incoming edges
     local_prepare = False
 
+    exportable = False
+
     def __init__(
         self,
         in_channels: int,

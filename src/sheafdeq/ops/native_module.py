@@ -121,10 +121,10 @@ def native_serves(tensor: Tensor) -> bool:
     compiler trace PyTorch operations, so they get the reference.
     """
     return (
-        tensor.device.type == "cpu"
+        not torch.compiler.is_compiling()  # first: a compiler cannot trace what follows
+        and tensor.device.type == "cpu"
         and tensor.dtype in (torch.float32, torch.float64)
         and chosen_kernel() == "native"
-        and not torch.compiler.is_compiling()
         and torch._C._functorch.peek_interpreter_stack() is None
         and forward_ad._current_level < 0
         and native_module() is not None

@@ -27,10 +27,11 @@ import torch
 from torch import Tensor
 
 from sheafdeq.distances import resolution
-from sheafdeq.errors import InputError
+from sheafdeq.errors import ExportError, InputError
 from sheafdeq.solvers.partition import ONE_GRAPH, Partition
 from sheafdeq.solvers.solution import Solution, Status
 from sheafdeq.solvers.stopping import Stopping
+from sheafdeq.tracing import cell, exporting
 
 __all__ = ["Function", "Method", "Observer", "iterate"]
 
@@ -99,6 +100,9 @@ def iterate(
     """
     if initial.dim() != 2:
         raise InputError(f"a state has shape (nodes, channels), got {tuple(initial.shape)}")
+    if exporting():
+        return _written_out(function, initial, method, stopping, partition)
+    plain, function = function, cell(function, initial)
     asked = stopping.tolerance if tolerances is None else tolerances
     state = initial
     memory = method.start(state, partition)
@@ -164,7 +168,7 @@ def iterate(
         if halted is not None and not bool(active.any()):
             break
 
-    judge = _Judge(function, stopping, partition, tolerances)
+    judge = _Judge(plain, stopping, partition, tolerances)
     if bool(active.any()) and stopping.steps:
         image = judge.measured_end(state, active, last, status)
     judge.settle_by_precision(state, image, last, status, stuck)
@@ -182,6 +186,33 @@ def iterate(
         graph_status=graph_status,
         graph_residual=last,
         graph_steps=graph_steps,
+    )
+
+
+def _written_out(
+    function: Function, initial: Tensor, method: Method, stopping: Stopping, partition: Partition
+) -> Solution:
+    """A fixed number of steps without looking at a number: what ``torch.export`` can trace."""
+    if stopping.stop_early or not getattr(method, "plain", False):
+        raise ExportError(
+            "torch.export writes a fixed number of Picard steps out, and this solver decides by "
+            f"numbers ({type(method).__name__}): set model.solver = Picard(K) first"
+        )
+    state, memory = initial, method.start(initial, partition)
+    for _ in range(stopping.steps):
+        state, memory = method.propose(state, function(state), memory)
+    unknown = initial.new_full((partition.count,), torch.nan)
+    return Solution(
+        value=state,
+        status=Status.MAX_STEPS,
+        steps=stopping.steps,
+        evaluations=stopping.steps,
+        residuals=[],
+        distance=stopping.measure.name,
+        tolerance=None,
+        graph_status=(Status.MAX_STEPS,) * partition.count,
+        graph_residual=unknown,
+        graph_steps=unknown.long(),
     )
 
 

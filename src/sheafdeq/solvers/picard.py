@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -30,6 +30,7 @@ class Picard(FixedPointSolver):
 
     damping: float
     undamped: int
+    plain: ClassVar[bool] = True  # a step decides nothing by numbers, so that it can be exported
 
     def __init__(
         self, steps: int | None = None, *, damping: float = 1.0, undamped: int = 0, **stopping: Any
