@@ -301,5 +301,5 @@ def test_the_command_refuses_a_wrong_schedule(capsys):
     assert schedule_from("5,2").window == 5
     with pytest.raises(UsageError, match="WINDOW,DELAY"):
         schedule_from("5")
-    assert main(["explore", "no/such/run"]) == 1
-    assert "no such" in capsys.readouterr().err
+    assert main(["explore", "no/such/run"]) == 2
+    assert "no/such/run: neither a run directory" in capsys.readouterr().err
