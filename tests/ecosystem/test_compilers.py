@@ -96,7 +96,7 @@ def test_a_compiled_model_gives_the_same_numbers_and_statuses(make: Any) -> None
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_five_compiled_steps_are_ready_within_twenty_seconds() -> None:
-    """Of processor time; on an idle machine that is about the time on the clock."""
+    """Processor time of this process; that of the C++ compiler it starts comes on top."""
     torch.manual_seed(0)
     torch._dynamo.reset()
     model = torch.compile(SheafDEQ(2, 3, steps=5))
