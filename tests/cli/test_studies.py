@@ -221,6 +221,7 @@ def test_runs_are_chosen_by_seed_model_option_protocol_and_inputs(
     assert len(accepted(protocol="max_epochs=2")) == 4
     assert len(accepted(inputs="none")) == 4
     assert accepted(inputs="difference") == set()
+    (tmp_path / "results").mkdir()
     words = [
         "--results",
         str(tmp_path / "results"),
