@@ -41,7 +41,7 @@ def test_another_model_or_task_and_unknown_names_are_errors():
         with_recipe("reliable", {"model": "ignn"})
     with pytest.raises(UsageError, match="is for the task 'community'"):
         with_recipe("reliable", {"task": {"name": "counting"}})
-    with pytest.raises(UsageError, match="there is no recipe 'relaible'.*did you mean 'reliable'"):
+    with pytest.raises(UsageError, match=r"there is no recipe 'relaible'.*did you mean 'reliable'"):
         recipe("relaible")
 
 
