@@ -83,7 +83,8 @@ def test_figures_draw_any_name(name):
     with style():
         figure, axis = plt.subplots()
         axis.set_title(mathtext(name))
-        figure.canvas.draw()
+        figure.canvas.draw()  # raises where a name is taken for mathematics
+        assert axis.get_title() == mathtext(name)
         plt.close(figure)
 
 
