@@ -28,10 +28,10 @@ __all__ = [
 ]
 
 LARGEST_NATIVE_STALK = 16
-ADVISE_BYTES = 32 << 20
-"""Tensors from this size on ask for huge pages. The C library maps them anew every time, and with
-small pages the system then spends longer on page faults than some passes take; smaller ones it
-keeps and hands out again."""
+POOLED_BYTES = 8 << 20
+"""Tensors from this size on lie in memory that the extension keeps from one pass to the next. The C
+library maps them anew every time, and the system then takes longer to clear their pages than some
+passes take; smaller ones it keeps and hands out again."""
 
 
 def serves(tensor: Tensor, d: int, edges: Edges | None = None) -> bool:
@@ -87,12 +87,11 @@ class Native:
         return -(-width // lanes) * lanes
 
     def empty(self, *shape: int) -> Tensor:
-        """An uninitialised tensor; a large one asks for huge pages before it is first written."""
-        tensor = torch.empty(shape, dtype=self.dtype)
-        if tensor.nbytes >= ADVISE_BYTES:
-            assert self.module is not None
-            self.module.advise(tensor)
-        return tensor
+        """An uninitialised tensor; a large matrix lies in memory that is used again."""
+        if len(shape) == 2 and shape[0] * shape[1] * self.dtype.itemsize >= POOLED_BYTES:
+            tensor: Tensor = self.large(*shape)
+            return tensor
+        return torch.empty(shape, dtype=self.dtype)
 
     def contiguous(self, tensor: Tensor) -> Tensor:
         """``tensor`` itself, or a copy whose rows lie one after the other."""

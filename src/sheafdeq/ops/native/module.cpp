@@ -15,6 +15,7 @@
 #include "arguments.hpp"
 #include "attention_arguments.hpp"
 #include "layout.hpp"
+#include "pool.hpp"
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -697,6 +698,22 @@ template <class To, class From> std::vector<To> copied(const Row<const From>& ro
   return std::vector<To>(row.data(), row.data() + row.shape(0));
 }
 
+// Never destroyed: tensors may outlive everything else when the interpreter ends.
+Pool& pool() {
+  static Pool* const kept = new Pool;
+  return *kept;
+}
+
+// A tensor on memory of the pool, not initialised.
+template <class T> nb::ndarray<nb::pytorch, T, nb::ndim<2>, nb::device::cpu> large_tensor(std::size_t rows, std::size_t columns) {
+  auto lent = std::make_unique<Memory>(pool().take(rows * columns * sizeof(T)));
+  const nb::capsule owner(lent.get(), [](void* memory) noexcept {
+    const std::unique_ptr<Memory> given(static_cast<Memory*>(memory));
+    pool().give_back(std::move(*given));
+  });
+  return {lent.release()->data(), {rows, columns}, owner};
+}
+
 template <class T> void bind(nb::module_& module, const std::string& suffix) {
   module.def(("edge_forward_" + suffix).c_str(), &edge_forward<T>);
   module.def(("edge_backward_" + suffix).c_str(), &edge_backward<T>);
@@ -708,6 +725,7 @@ template <class T> void bind(nb::module_& module, const std::string& suffix) {
   module.def(("product_backward_" + suffix).c_str(), &product_backward<T>);
   module.def(("attention_forward_" + suffix).c_str(), &attention_forward<T>);
   module.def(("attention_backward_" + suffix).c_str(), &attention_backward<T>);
+  module.def(("large_" + suffix).c_str(), &large_tensor<T>);
   module.def(("lanes_" + suffix).c_str(), [] { return chosen->kernels(T()).lanes; });
 }
 
@@ -747,10 +765,10 @@ NB_MODULE(_native, module) {
       .def("threads", [](const Layout& self, int threads) { return threads_for(self, threads); });
 
   module.attr("norm_floor") = sheafdeq::norm_floor;
-  module.attr("interface") = 5;  // raised when a call changes; sheafdeq.ops.native_module asks for it
+  module.attr("interface") = 6;  // raised when a call changes; sheafdeq.ops.native_module asks for it
   bind<float>(module, "float");
   bind<double>(module, "double");
-  module.def("advise", [](nb::ndarray<nb::device::cpu> tensor) { ask_for_huge_pages(tensor.data(), tensor.nbytes()); });
+  module.def("release_memory", [] { return pool().clear(); });
   module.def("choose_instruction_set", [](const std::string& name) { choose(name); });
   module.def("instruction_set", [] { return std::string(chosen->name); });
   module.def("instruction_sets", [] {
