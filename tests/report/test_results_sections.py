@@ -45,8 +45,9 @@ def evidence_of(records, evaluations=()):
     )
 
 
-def evaluation(run, label, score):
-    return EvaluationRecord.parse(evaluation_payload(run, score, label), "test")
+def evaluation(run, label, score, rest=None):
+    payload = {**evaluation_payload(run, score, label), "rest": rest}
+    return EvaluationRecord.parse(payload, "test")
 
 
 def configs(preset, title):
@@ -68,10 +69,15 @@ def test_the_ablation_is_told_on_validation_graphs_and_never_on_test():
         answering(config, test=12.3 + number, validation=80.0 + number)
         for number, config in enumerate(configs("ablation", "the recipe"))
     ]
-    text = ablation_text(evidence_of(runs, [evaluation(runs[0], "validation-graphs", 77.7)]))
-    assert "| the recipe | 3/3 | 77.7 | 81.0 [80.0, 82.0] | 2.5e-01 |" in text
+    judged = [
+        evaluation(runs[0], "validation-graphs", 77.7, {"resting": 5, "graphs": 6}),
+        evaluation(runs[1], "validation-graphs", 77.7, {"resting": 6, "graphs": 6}),
+        evaluation(runs[1], "fresh", 11.1, {"resting": 0, "graphs": 10}),
+    ]
+    text = ablation_text(evidence_of(runs, judged), "ablation", "recipe")
+    assert "| the recipe | 3/3 | 77.7 | 81.0 [80.0, 82.0] | 11 of 12 |" in text
     assert "12.3" not in text
-    assert "Not run yet" in ablation_text(evidence_of([]))
+    assert "Not run yet" in ablation_text(evidence_of([]), "ablation", "recipe")
 
 
 def test_readings_of_the_warm_up_stand_beside_the_papers_range():
@@ -91,9 +97,12 @@ def test_readings_of_the_warm_up_stand_beside_the_papers_range():
 def test_scores_say_on_which_graphs_they_were_taken():
     run = record(test=98.0, validation=99.0)
     fresh, chosen = evaluation(run, "fresh", 97.1), evaluation(run, "validation-graphs", 96.2)
-    line = "| Sheafdeq [paper] | L10 | 1 | 99.0 | 96.2 | 98.0 | 97.1 |"
+    line = "| Sheafdeq [paper] | L10 | 1 | 99.0 | 96.2 | 98.0 | 97.1 | - |"
     assert line in graph_scores_text(evidence_of([run], [fresh, chosen]))
     assert "Not evaluated yet" in graph_scores_text(evidence_of([run]))
+    resting = evaluation(run, "fresh", 97.1, {"resting": 9, "graphs": 10})
+    again = evaluation(run, "trained", 98.0, {"resting": 3, "graphs": 3})
+    assert "| 97.1 | 12 of 13 |" in graph_scores_text(evidence_of([run], [resting, again]))
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,13 @@ def configure(commands: Any) -> None:
     )
     parser.flag("--fresh", "community: ten graphs nobody has seen, graph seeds 1000 to 1009")
     parser.flag("--validation-graphs", "community: six graphs to choose by, graph seeds 200 to 205")
+    parser.value(
+        "--rest",
+        whole_number(1, 10**6),
+        "also iterate the test graphs in double precision from six starts of scale 1e-3 to 1e3, at "
+        "most N steps: does every graph come to rest, in one state?",
+        metavar="N",
+    )
     add_data_options(parser, parts=(*PARTS, "all"), mask_seed=["--seed"])
     parser.value("--threads", whole_number(1, 1024), "threads of torch (default: torch's own)")
     parser.value(
@@ -166,13 +173,16 @@ def _one(path: Path, options: argparse.Namespace) -> dict[str, Any]:
         file = folder / f"{checkpoint.name}-{label or task.digest[:8]}{EVALUATION_FILE}"
         if file.is_file():
             present = EvaluationRecord.parse(read_sealed(file), str(file))
-            if (present.run, present.task["digest"]) == (checkpoint.record.id, task.digest) and set(
-                splits
-            ) <= set(present.splits):
+            same = (present.run, present.task["digest"]) == (checkpoint.record.id, task.digest)
+            asked = (present.rest or {}).get("iterations") == options.rest or options.rest is None
+            if same and asked and set(splits) <= set(present.splits):
                 print(f"found {file}", file=sys.stderr)
                 return present.payload()
+    words += ["--rest", str(options.rest)] if options.rest is not None else []
     command = " ".join(["sheafdeq", "evaluate", f"RUN-{checkpoint.record.id[:8]}", *words])
-    payload = evaluate_checkpoint(checkpoint, task, splits, command=command, label=label)
+    payload = evaluate_checkpoint(
+        checkpoint, task, splits, command=command, label=label, rest=options.rest
+    )
     if file is not None:
         write_sealed(file, payload)
         print(f"wrote {file}", file=sys.stderr)
@@ -251,4 +261,16 @@ def summary(payload: dict[str, Any]) -> str:
             f"  solves     {solves['mode']}: {ended}; largest residual {residual} after "
             f"at most {solves['steps']} steps"
         )
+    rest = payload.get("rest")
+    if rest is not None:
+        lines.append(
+            f"  rest       {rest['resting']} of {rest['graphs']} graph(s), from "
+            f"{1 + len(rest['scales'])} starts: largest residual {_largest(rest['residual'])}, "
+            f"ends {_largest(rest['apart'])} apart, after at most {max(rest['steps'])} steps"
+        )
     return "\n".join(lines)
+
+
+def _largest(values: Sequence[float | None]) -> str:
+    numbers = [value for value in values if value is not None]
+    return f"{max(numbers):.1e}" if len(numbers) == len(values) else "not finite"

@@ -3,12 +3,15 @@ graph."""
 
 from sheafdeq.evaluation.evaluate import EVALUATION_FILE, Checkpoint, evaluate_checkpoint, load
 from sheafdeq.evaluation.predict import Prediction, predict
+from sheafdeq.evaluation.rest import Rest, rest_of
 
 __all__ = [
     "EVALUATION_FILE",
     "Checkpoint",
     "Prediction",
+    "Rest",
     "evaluate_checkpoint",
     "load",
     "predict",
+    "rest_of",
 ]

@@ -24,6 +24,7 @@ from sheafdeq.equilibrium import (
     GraphModel,
 )
 from sheafdeq.errors import IncompatibleError, InputError
+from sheafdeq.evaluation.rest import rest_of
 from sheafdeq.records import EVALUATION_SCHEMA, RunRecord, finite, read_record
 from sheafdeq.training.checkpoint import load_model
 from sheafdeq.training.config import TrainingConfig
@@ -78,8 +79,12 @@ def evaluate_checkpoint(
     *,
     command: str,
     label: str = "",
+    rest: int | None = None,
 ) -> dict[str, Any]:
     """The payload of an evaluation record.
+
+    ``rest`` also iterates the test graphs from six starts, for at most so many steps
+    (:func:`~sheafdeq.evaluation.rest.rest_of`).
 
     Raises :class:`IncompatibleError` when the model does not fit the task: other widths of features
     or outputs, edge features that are missing or too many, or a score of another kind.
@@ -137,6 +142,7 @@ def evaluate_checkpoint(
             for name in splits
         },
         "solves": solves,
+        "rest": None if rest is None else rest_of(model, task, iterations=rest).to_json(),
         "dtype": str(dtype).removeprefix("torch."),
         "timing": {
             "seconds": round(time.perf_counter() - begun, 2),

@@ -32,6 +32,7 @@ class EvaluationRecord(BaseModel):
     task: dict[str, Any]
     splits: dict[str, dict[str, Any]]  # score, metrics, scored rows, graphs
     solves: dict[str, Any] | None
+    rest: dict[str, Any] | None = None  # residuals and end states from six starts, if asked for
     dtype: str
     timing: dict[str, Any]
 

@@ -61,40 +61,38 @@ def spread_text(values: Sequence[float], form: str = ".1f") -> str:
     return middle if low == high else f"{middle} [{low}, {high}]"
 
 
-def ablation_text(evidence: Evidence) -> str:
-    """The preset ``ablation``: one ingredient of the recipe left out or added at a time."""
-    rows = [row for row in group_rows("ablation", evidence.found.runs) if row.records]
+def ablation_text(evidence: Evidence, preset: str, recipe: str) -> str:
+    """A preset that changes one thing in a recipe at a time, judged on validation graphs."""
+    rows = [row for row in group_rows(preset, evidence.found.runs) if row.records]
     if not rows:
-        return "Not run yet (`sheafdeq sweep run ablation`)."
+        return f"Not run yet (`sheafdeq sweep run {preset}`)."
     graphs = evidence.found.scores("validation-graphs")
-    header = (
-        "the recipe `reliable`, half as long",
-        "seeds",
-        "validation graphs",
-        "validation nodes",
-        "residual after the trained horizon",
-    )
-    lines = [
-        (
-            row.title,
-            f"{len(row.records)}/{row.planned}",
-            spread_text([graphs[record.id] for record in row.records if record.id in graphs]),
-            spread_text([record.scores["validation"] for record in row.records]),
-            spread_text(_residuals(row.records), ".1e"),
+    rest = {
+        record.run: record.rest
+        for record in evidence.found.evaluations
+        if record.label == "validation-graphs" and record.rest is not None
+    }
+    header = (recipe, "seeds", "validation graphs", "validation nodes", "graphs at rest")
+    lines = []
+    for row in rows:
+        judged = [rest[record.id] for record in row.records if record.id in rest]
+        lines.append(
+            (
+                row.title,
+                f"{len(row.records)}/{row.planned}",
+                spread_text([graphs[record.id] for record in row.records if record.id in graphs]),
+                spread_text([record.scores["validation"] for record in row.records]),
+                f"{sum(r['resting'] for r in judged)} of {sum(r['graphs'] for r in judged)}"
+                if judged
+                else "-",
+            )
         )
-        for row in rows
-    ]
     return (
         "Level 5, median [min, max] over the seeds; nothing here has seen a test graph "
-        "(`sheafdeq sweep run ablation`, `sheafdeq evaluate results/runs --validation-graphs "
-        "--out results/evaluations`). The residual is the largest relative change of a graph in "
-        "one more step.\n\n" + markdown_grid(header, lines)
+        f"(`sheafdeq sweep run {preset}`, `sheafdeq evaluate results/runs --validation-graphs "
+        "--rest 1000 --out results/evaluations`). At rest: as above, of the six validation graphs "
+        "of every seed.\n\n" + markdown_grid(header, lines)
     )
-
-
-def _residuals(records: Sequence[RunRecord]) -> list[float]:
-    solves = [record.solves for record in records if record.solves is not None]
-    return [solve.residual for solve in solves if solve.residual is not None]
 
 
 def reading_text(evidence: Evidence) -> str:
