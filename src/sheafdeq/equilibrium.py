@@ -18,7 +18,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, TypedDict, TypeVar
+from typing import Any, ClassVar, Literal, TypedDict, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ from sheafdeq.data.graph import AnyGraph, Graph
 from sheafdeq.distances import RELATIVE_ENTRY, Distance
 from sheafdeq.errors import ExportError, InputError
 from sheafdeq.full_precision import full_precision
-from sheafdeq.options import unknown_name
+from sheafdeq.options import constructor_signature, unknown_name
 from sheafdeq.plain_tensor import plain_tensor
 from sheafdeq.solvers import Partition, Picard, Solution, Solver, solver_from
 from sheafdeq.solvers.fixed_point import FixedPointSolver
@@ -44,7 +44,6 @@ __all__ = [
     "EquilibriumModel",
     "ExplicitModel",
     "GraphModel",
-    "MaskedReadout",
     "Output",
     "Readout",
     "Solving",
@@ -81,35 +80,13 @@ class Readout(nn.Linear):
         return super().forward(state)
 
 
-class MaskedReadout(Readout):
-    r"""A linear readout :math:`r(M \odot N(H)) + s(X)` with options: a LayerNorm N, a linear map s
-    of the features, and a dropout mask M.
+class _WholeSignature:
+    """What ``help`` and editors show of a constructor: inherited options by name."""
 
-    The context has the fields ``readout_mask`` (n, c) and ``features`` (n, f), None where unused.
-    """
-
-    def __init__(
-        self, width: int, out_channels: int, *, norm: bool = False, skip: int | None = None
-    ) -> None:
-        super().__init__(width, out_channels)
-        self.norm = nn.LayerNorm(width) if norm else None
-        self.skip = None if skip is None else nn.Linear(skip, out_channels, bias=False)
-
-    @property
-    def plain(self) -> bool:
-        """Whether it is a linear map of the state alone."""
-        return self.norm is None and self.skip is None
-
-    def forward(self, state: Tensor, context: Any = None) -> Tensor:
-        """(n, c) -> (n, o)."""
-        if self.norm is not None:
-            state = self.norm(state)
-        if context is not None and context.readout_mask is not None:
-            state = state * context.readout_mask
-        output = super().forward(state)
-        if self.skip is not None:
-            output = output + self.skip(context.features)
-        return output
+    def __get__(self, model: object, kind: type) -> inspect.Signature:
+        if model is not None:  # the signature of a model is that of its forward
+            raise AttributeError("__signature__")
+        return constructor_signature(kind)
 
 
 class GraphModel(nn.Module):
@@ -118,6 +95,8 @@ class GraphModel(nn.Module):
     in_channels: int
     out_channels: int
     edge_dim: int | None = None
+    edge_input: ClassVar[Literal["taken", "optional", "ignored"]] = "taken"
+    """A graph's must fit ``edge_dim`` (optional: only where it was given), or are never read."""
     weighted: ClassVar[bool] = False
     """Whether it takes graphs with an edge_weight."""
 
@@ -126,8 +105,20 @@ class GraphModel(nn.Module):
     # what the constructor was called with, for save_pretrained
     given: tuple[tuple[Any, ...], dict[str, Any]]
 
+    __signature__ = _WholeSignature()
+
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
-        """Note the arguments before the constructor reads them."""
+        """Note the arguments before the constructor reads them; a name it does not know is an
+        error that lists those it does."""
+        signature = inspect.signature(cls)
+        try:
+            signature.bind_partial(*arguments, **options)
+        except TypeError as error:
+            unknown = next((name for name in options if name not in signature.parameters), None)
+            if unknown is None:
+                raise TypeError(f"{cls.__name__}: {error}") from None
+            wrong = unknown_name(f"{cls.__name__} takes no", unknown, signature.parameters)
+            raise TypeError(str(wrong)) from None
         model = super().__new__(cls)
         model.__dict__["given"] = (arguments, options)
         return model
@@ -218,7 +209,8 @@ class GraphModel(nn.Module):
                 "of edge_attr to a model with edge_dim"
             )
         wanted = self.edge_dim or 0
-        if graph.edge_dim != wanted and self._uses_edge_features():
+        read = {"taken": True, "optional": wanted > 0, "ignored": False}[self.edge_input]
+        if graph.edge_dim != wanted and read:
             if wanted and graph.edge_attr is None:
                 raise InputError(f"the model needs edge_attr of width {wanted}, the graph has none")
             hint = (
@@ -241,10 +233,6 @@ class GraphModel(nn.Module):
                 f"the features are on {graph.x.device}, the model is on "
                 f"{parameter.device}: move one of them"
             )
-
-    def _uses_edge_features(self) -> bool:
-        """Models that ignore edge features on purpose override this."""
-        return True
 
     def num_parameters(self) -> int:
         """Number of trainable parameters."""

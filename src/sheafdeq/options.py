@@ -17,6 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from typing_extensions import Unpack
+
 from sheafdeq.errors import OptionError
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "OptionType",
     "check_options",
     "constructor_parameters",
+    "constructor_signature",
     "option_types",
     "suggestion",
     "unknown_name",
@@ -113,26 +116,65 @@ class OptionType:
         return self.limits.low <= value <= self.limits.high
 
 
-def constructor_parameters(
-    constructor: type,
-) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
-    """Parameters and annotations of a constructor, without self; ``**options`` stands for the
-    named ones of the base class it hands them to."""
-    parameters: dict[str, inspect.Parameter] = {}
-    hints: dict[str, Any] = {}
+def constructor_signature(constructor: type) -> inspect.Signature:
+    """A constructor's whole signature, without self.
+
+    ``*sizes`` and ``**options: Unpack[Names]`` stand for the parameters of the base classes they
+    are handed on to, the latter for those in ``Names`` alone; ``**options`` without names stays.
+    """
+    found: dict[str, inspect.Parameter] = {}
+    handed_on: set[str] | None = None  # names that base classes may take; None: all
+    positional, unnamed = True, None
     for kind in constructor.__mro__:
         if "__init__" not in vars(kind):
             continue
-        own = list(inspect.signature(vars(kind)["__init__"]).parameters.values())[1:]
-        passed_on = [p for p in own if p.kind is p.VAR_KEYWORD]
-        first = not parameters
+        function = vars(kind)["__init__"]
+        own = list(inspect.signature(function).parameters.values())[1:]
+        several = {parameter.kind: parameter for parameter in own}
         for parameter in own:
-            named = parameter.kind is parameter.KEYWORD_ONLY or first
-            if named and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
-                parameters.setdefault(parameter.name, parameter)
-        hints = get_type_hints(vars(kind)["__init__"]) | hints
-        if not passed_on:
+            named = parameter.kind is parameter.KEYWORD_ONLY or (
+                positional and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+            )
+            if named and (handed_on is None or parameter.name in handed_on):
+                found.setdefault(parameter.name, parameter)
+        positional = inspect.Parameter.VAR_POSITIONAL in several
+        rest = several.get(inspect.Parameter.VAR_KEYWORD)
+        if rest is None:
             break
+        names = _names_of(function, rest.name)
+        if names is not None:
+            handed_on = names if handed_on is None else handed_on & names
+        elif handed_on is None:
+            unnamed = unnamed or rest
+    if unnamed is not None:
+        found[unnamed.name] = unnamed
+    return inspect.Signature(sorted(found.values(), key=lambda parameter: parameter.kind))
+
+
+def _names_of(function: Any, rest: str) -> set[str] | None:
+    """What ``**rest: Unpack[Names]`` takes; None where its annotation names nothing."""
+    try:
+        hint = get_type_hints(function).get(rest, Any)
+    except NameError:  # a class inside a function
+        return None
+    if getattr(hint, "__origin__", None) is not Unpack:
+        return None
+    return set(get_type_hints(hint.__args__[0]))
+
+
+def constructor_parameters(
+    constructor: type,
+) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
+    """The named parameters of :func:`constructor_signature`, and their annotations."""
+    parameters = {
+        name: parameter
+        for name, parameter in constructor_signature(constructor).parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    }
+    hints: dict[str, Any] = {}
+    for kind in constructor.__mro__:
+        if "__init__" in vars(kind) and kind is not object:
+            hints = get_type_hints(vars(kind)["__init__"]) | hints
     return parameters, hints
 
 

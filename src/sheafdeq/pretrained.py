@@ -106,10 +106,10 @@ def _arguments(
     model: nn.Module, positional: tuple[Any, ...], named: Mapping[str, Any]
 ) -> dict[str, Any]:
     """By name, as JSON; a width that was found out takes the place of -1."""
-    signature = inspect.signature(type(model).__init__)
-    bound = signature.bind(model, *positional, **named).arguments
+    signature = inspect.signature(type(model))
+    bound = signature.bind(*positional, **named).arguments
     found: dict[str, Any] = {}
-    for name, parameter in list(signature.parameters.items())[1:]:
+    for name, parameter in signature.parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
             found |= bound.get(name, {})
         elif parameter.kind is parameter.VAR_POSITIONAL and bound.get(name):

@@ -34,6 +34,7 @@ FREE = frozenset(
         "check",
         "closed_form",
         "distance",
+        "edge_input",
         "every_positive_start",
         "extra_repr",
         "forward",
@@ -52,7 +53,6 @@ FREE = frozenset(
         "solver",
         "steps",
         "stochastic_training",
-        "_uses_edge_features",
     }
 )
 """What a subclass may override under every rule: how the map is started, solved, trained and read,

@@ -6,7 +6,7 @@ from typing import Any
 
 from sheafdeq.errors import InputError
 
-__all__ = ["checked_channels", "checked_dropout", "checked_positive"]
+__all__ = ["checked_dropout", "checked_positive"]
 
 
 def checked_positive(**sizes: Any) -> None:
@@ -14,13 +14,6 @@ def checked_positive(**sizes: Any) -> None:
     for name, value in sizes.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise InputError(f"{name} must be a positive integer, got {value!r}")
-
-
-def checked_channels(in_channels: Any) -> None:
-    """Raise unless the width of the features is a positive integer, or -1: that of the first
-    graph."""
-    if isinstance(in_channels, bool) or in_channels != -1:
-        checked_positive(in_channels=in_channels)
 
 
 def checked_dropout(dropout: float, name: str = "dropout") -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +16,20 @@ from torch.nn import functional
 from torch.nn.parameter import is_lazy
 
 from sheafdeq.data.graph import Graph
+from sheafdeq.equilibrium import GraphModel
 from sheafdeq.layers.checks import checked_dropout, checked_positive
 from sheafdeq.layers.initialise import linear, xavier
+from sheafdeq.layers.sizes import Width
 from sheafdeq.ops.sparse import aggregate
 
-__all__ = ["FeatureEncoder", "dropout_mask"]
+__all__ = [
+    "EncodedModel",
+    "EncodedWidth",
+    "Encoding",
+    "EncodingDropout",
+    "FeatureEncoder",
+    "dropout_mask",
+]
 
 
 class FeatureEncoder(nn.Module):
@@ -95,6 +105,49 @@ class FeatureEncoder(nn.Module):
         values = functional.dropout(values, self.input_dropout, self.training)
         product = aggregate(values, weight.T, places)
         return product if bias is None else product + bias
+
+
+class Encoding(TypedDict, total=False):
+    """What the features pass first; :class:`EncodedModel` explains it."""
+
+    encoder: Sequence[int]
+    input_dropout: float
+
+
+class EncodingDropout(Encoding, total=False):
+    """All options of :class:`EncodedModel`."""
+
+    dropout: float
+
+
+class EncodedWidth(Width, EncodingDropout, total=False):
+    """Those of an :class:`EncodedModel` that is a :class:`~sheafdeq.layers.sizes.WideModel`."""
+
+
+class EncodedModel(GraphModel):
+    """A model that reads its features through ``self.inputs``.
+
+    Args:
+        encoder: widths of a perceptron on the features (:class:`FeatureEncoder`); empty: none.
+        input_dropout: share of the raw features dropped while training, drawn once a pass.
+        dropout: share of the hidden values of the encoder, and of whatever else the model says,
+            dropped while training.
+        rest: what the next base class takes.
+    """
+
+    def __init__(
+        self,
+        *,
+        encoder: Sequence[int] = (),
+        input_dropout: float = 0.0,
+        dropout: float = 0.0,
+        **rest: Any,
+    ) -> None:
+        super().__init__(**rest)
+        self.dropout = checked_dropout(dropout)
+        self.inputs = FeatureEncoder(
+            self.in_channels, encoder, input_dropout=input_dropout, dropout=dropout
+        )
 
 
 def dropout_mask(like: Tensor, rate: float, training: bool) -> Tensor | None:

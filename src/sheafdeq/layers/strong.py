@@ -6,7 +6,6 @@ from typing_extensions import Unpack
 
 from sheafdeq.distances import THOMPSON
 from sheafdeq.equilibrium import EquilibriumModel, Solving
-from sheafdeq.layers.checks import checked_positive
 from sheafdeq.layers.gates import gate_by_name
 
 __all__ = ["StrongModel", "StrongOptions"]
@@ -26,8 +25,6 @@ class StrongModel(EquilibriumModel):
     """A strongly subhomogeneous update, whose sensitivity to the state keeps a budget.
 
     Args:
-        in_channels: width f of the node features.
-        out_channels: width o of the outputs.
         shift: beta; large shifts leave a larger budget.
         gate: ``"tanh"``, ``"rational"`` or ``"balance"`` (:mod:`sheafdeq.layers.gates`).
         rate: the guaranteed rate, between m(beta) and 1; it fixes the budget.
@@ -42,8 +39,6 @@ class StrongModel(EquilibriumModel):
 
     def __init__(
         self,
-        in_channels: int,
-        out_channels: int,
         *,
         shift: float = 1.6,
         gate: str = "rational",
@@ -52,9 +47,7 @@ class StrongModel(EquilibriumModel):
         edge_dim: int | None = None,
         **solving: Unpack[Solving],
     ) -> None:
-        checked_positive(in_channels=in_channels, out_channels=out_channels)
         super().__init__(**solving)
-        self.in_channels, self.out_channels = in_channels, out_channels
         self.gate = gate_by_name(gate)
         self.shift = self.gate.checked_shift(shift)
         self.rate, self.gain = self.gate.checked_rate(rate, self.shift), float(gain)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +16,9 @@ from sheafdeq.edges import Edges
 from sheafdeq.equilibrium import Readout, Solving
 from sheafdeq.errors import InputError
 from sheafdeq.layers.adjacency import gcn_weights, propagate
-from sheafdeq.layers.checks import checked_dropout, checked_positive
+from sheafdeq.layers.checks import checked_dropout
 from sheafdeq.layers.gathering import GatheringModel
-from sheafdeq.layers.initialise import xavier
+from sheafdeq.layers.sizes import WideModel, Width
 from sheafdeq.recurrence import edge_field, node_field
 
 __all__ = ["APPNP", "AppnpContext"]
@@ -33,7 +34,11 @@ class AppnpContext:
     edge_weight: Tensor = edge_field()  # (e,)
 
 
-class APPNP(GatheringModel):
+class APPNPOptions(Width, Solving, total=False):
+    """What :class:`APPNP` shares with other models."""
+
+
+class APPNP(WideModel, GatheringModel):
     r"""Predict with a perceptron, then propagate with teleport weight alpha.
 
     .. math::
@@ -55,31 +60,29 @@ class APPNP(GatheringModel):
     without shift.
 
     Args:
-        in_channels: f. out_channels: o. width: c. alpha: teleport weight in (0, 1]. shift: None for
-            APPNP, beta for the shifted
-        tanh (a contraction of Thompson's metric for beta >= 1.2 when B >= 0; B is unsigned
-            here, as in the paper, so positivity rests on beta > 1 alone).
+        sizes: ``in_channels`` f, ``out_channels`` o, ``width`` c.
+        alpha: teleport weight in (0, 1].
+        shift: None for APPNP, beta for the shifted tanh (a contraction of Thompson's metric for
+            beta >= 1.2 when B >= 0; B is unsigned here, as in the paper, so positivity rests on
+            beta > 1 alone).
         dropout: in the encoder, while training.
-        solving: ``steps`` K, ``solver``, ``gradient``, as for every equilibrium model.
+        options: ``steps`` K, ``solver``, ``gradient``, as for every equilibrium model.
 
     Shapes: x (n, f) -> (n, o). Edge features are ignored.
     """
 
+    edge_input = "ignored"
     weighted = True
 
     def __init__(
         self,
-        in_channels: int,
-        out_channels: int,
-        width: int = 48,
-        *,
+        *sizes: int,
         alpha: float = 0.1,
         shift: float | None = None,
         dropout: float = 0.5,
-        **solving: Unpack[Solving],
+        **options: Unpack[APPNPOptions],
     ) -> None:
-        super().__init__(**solving)
-        checked_positive(in_channels=in_channels, out_channels=out_channels, width=width)
+        super().__init__(*sizes, **options)
         if not 0.0 < float(alpha) <= 1.0:
             raise InputError(f"alpha must be in (0, 1], got {alpha!r}")
         if shift is not None and not float(shift) > 1.0:
@@ -87,17 +90,13 @@ class APPNP(GatheringModel):
                 "shift must be above 1 (it keeps the state positive), or None for "
                 f"plain APPNP, got {shift!r}"
             )
-        self.in_channels, self.out_channels = in_channels, out_channels
         self.alpha = float(alpha)
         self.shift = None if shift is None else float(shift)
         self.dropout = checked_dropout(dropout)
-        self.encoder = nn.ModuleList([nn.Linear(in_channels, width), nn.Linear(width, width)])
-        self.readout = Readout(width, out_channels)
+        widths = (self.in_channels, self.width, self.width)
+        self.encoder = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
+        self.readout = Readout(self.width, self.out_channels)
         self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Xavier uniform for every matrix, zero for every bias."""
-        xavier(self.parameters())
 
     @property
     def distance(self) -> Distance:  # type: ignore[override]
@@ -147,6 +146,3 @@ class APPNP(GatheringModel):
         )
         result: Tensor = torch.linalg.solve(system, self.alpha * context.drive)
         return result
-
-    def _uses_edge_features(self) -> bool:
-        return False

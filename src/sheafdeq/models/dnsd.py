@@ -6,12 +6,14 @@ import math
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from sheafdeq.data.graph import Graph
 from sheafdeq.edges import Edges
 from sheafdeq.equilibrium import ExplicitModel
 from sheafdeq.errors import InputError
 from sheafdeq.layers.checks import checked_positive
+from sheafdeq.layers.sizes import StalkModel, StalkSizes
 from sheafdeq.ops.sparse import aggregate
 
 __all__ = ["DNSD", "DNSDLayer"]
@@ -117,7 +119,7 @@ class DNSDLayer(nn.Module):
         return receiver, sender
 
 
-class DNSD(ExplicitModel):
+class DNSD(StalkModel, ExplicitModel):
     """Linear encoder, ``layers`` untied :class:`DNSDLayer`, linear readout.
 
     Bourgerie et al., "Deep Neural Sheaf Diffusion", with the released code's layer
@@ -130,10 +132,7 @@ class DNSD(ExplicitModel):
     Initialisation is the released one, not the Xavier rule the paper states for all models.
 
     Args:
-        in_channels: f.
-        out_channels: o.
-        stalk_dim: d.
-        channels: q.
+        sizes, named: ``in_channels`` f, ``out_channels`` o, ``stalk_dim`` d, ``channels`` q.
         layers: L.
         maps: ``"diagonal"`` or ``"full"``.
         activation: ``"tanh"`` or ``"relu"``.
@@ -144,38 +143,30 @@ class DNSD(ExplicitModel):
     counts outgoing ones at both ends; equal on undirected graphs).
     """
 
+    edge_input = "ignored"
+
     def __init__(
         self,
-        in_channels: int,
-        out_channels: int,
-        stalk_dim: int = 3,
-        channels: int = 16,
-        *,
+        *sizes: int,
         layers: int = 12,
         maps: str = "diagonal",
         activation: str = "tanh",
         gate: bool = False,
+        **named: Unpack[StalkSizes],
     ) -> None:
-        super().__init__()
-        checked_positive(
-            in_channels=in_channels,
-            out_channels=out_channels,
-            stalk_dim=stalk_dim,
-            channels=channels,
-            layers=layers,
-        )
+        super().__init__(*sizes, **named)
+        checked_positive(layers=layers)
         if maps not in ("diagonal", "full"):
             raise InputError(f"maps must be 'diagonal' or 'full', got {maps!r}")
         if activation not in ("tanh", "relu"):
             raise InputError(f"activation must be 'tanh' or 'relu', got {activation!r}")
-        self.in_channels, self.out_channels = in_channels, out_channels
-        self.stalk_dim, self.full = stalk_dim, maps == "full"
-        self.encoder = nn.Linear(in_channels, stalk_dim * channels)
+        self.full = maps == "full"
+        self.encoder = nn.Linear(self.in_channels, self.width)
         self.layers = nn.ModuleList(
-            DNSDLayer(stalk_dim, channels, maps=maps, activation=activation, gate=gate)
+            DNSDLayer(self.stalk_dim, self.channels, maps=maps, activation=activation, gate=gate)
             for _ in range(layers)
         )
-        self.readout = nn.Linear(stalk_dim * channels, out_channels)
+        self.readout = nn.Linear(self.width, self.out_channels)
 
     def logits(self, graph: Graph) -> Tensor:
         """(n, f) -> (n, o)."""
@@ -186,6 +177,3 @@ class DNSD(ExplicitModel):
             state = layer(state, graph, edges)
         result: Tensor = self.readout(state)
         return result
-
-    def _uses_edge_features(self) -> bool:
-        return False

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from typing_extensions import Unpack
 
 from sheafdeq.adjoints import Adjoint
 from sheafdeq.adjoints.attachment import attach
@@ -18,10 +18,10 @@ from sheafdeq.edges import Edges
 from sheafdeq.errors import InputError
 from sheafdeq.layers.adjacency import gcn_weights, propagate
 from sheafdeq.layers.adjacency_spectrum import AdjacencySpectrum, spectrum_of
-from sheafdeq.layers.checks import checked_dropout, checked_positive
-from sheafdeq.layers.feature_encoder import FeatureEncoder, dropout_mask
+from sheafdeq.layers.checks import checked_positive
+from sheafdeq.layers.feature_encoder import EncodedModel, EncodedWidth, dropout_mask
 from sheafdeq.layers.gathering import GatheringModel
-from sheafdeq.layers.initialise import xavier
+from sheafdeq.layers.sizes import WideModel
 from sheafdeq.recurrence import edge_field, node_field
 from sheafdeq.solvers import Partition, Picard, Solution, Solver, Status
 from sheafdeq.solvers.solution import AdjointReport
@@ -46,7 +46,7 @@ class EignnContext:
     readout_mask: Tensor | None = node_field(default=None)  # (n, c) dropout
 
 
-class EIGNN(GatheringModel):
+class EIGNN(WideModel, EncodedModel, GatheringModel):
     r"""A linear fixed point with a positive semidefinite mixing matrix of norm below one.
 
     .. math::
@@ -79,72 +79,49 @@ class EIGNN(GatheringModel):
     one whatever the directions, so the iteration still contracts with rate gamma).
 
     Args:
-        in_channels: f.
-        out_channels: o.
-        width: c.
+        sizes: ``in_channels`` f, ``out_channels`` o, ``width`` c.
         gamma: in (0, 1).
         self_loops: use the self-looped adjacency.
         normalise: scale rows of the equilibrium to unit length before the readout.
         max_nodes: largest single graph that is decomposed.
         steps: step limit when iterating.
-        encoder: what the features pass first, with ``input_dropout`` before it
-            (:class:`~sheafdeq.layers.feature_encoder.FeatureEncoder`).
-        dropout: in that encoder and on the state at the readout while training, one mask a solve.
         solver: used when iterating.
         gradient: used when iterating.
+        options: ``encoder`` and ``input_dropout``, what the features pass first
+            (:class:`~sheafdeq.layers.feature_encoder.EncodedModel`), and ``dropout``, in that
+            encoder and on the state at the readout while training, one mask a solve.
 
     Shapes: x (n, f) -> (n, o). Edge features are ignored.
     """
 
+    edge_input = "ignored"
     weighted = True
-
     exportable = False
 
     def __init__(
         self,
-        in_channels: int,
-        out_channels: int,
-        width: int = 48,
-        *,
+        *sizes: int,
         gamma: float = 0.9,
         self_loops: bool = False,
         normalise: bool = False,
         max_nodes: int = 10_000,
         steps: int = 500,
-        encoder: Sequence[int] = (),
-        input_dropout: float = 0.0,
-        dropout: float = 0.0,
         solver: str | Solver | None = None,
         gradient: str | Adjoint = "implicit",
+        **options: Unpack[EncodedWidth],
     ) -> None:
         default = Picard(steps=steps, tolerance=1e-6, stop_early=True, distance=SUP)
-        super().__init__(
-            steps=steps, solver=default if solver is None else solver, gradient=gradient
-        )
-        checked_positive(
-            in_channels=in_channels, out_channels=out_channels, width=width, max_nodes=max_nodes
-        )
+        solver = default if solver is None else solver
+        super().__init__(*sizes, steps=steps, solver=solver, gradient=gradient, **options)
+        checked_positive(max_nodes=max_nodes)
         if not 0.0 < float(gamma) < 1.0:
             raise InputError(f"gamma must be in (0, 1), got {gamma!r}")
-        self.in_channels, self.out_channels = in_channels, out_channels
-        self.gamma, self.self_loops, self.normalise, self.max_nodes = (
-            float(gamma),
-            bool(self_loops),
-            bool(normalise),
-            max_nodes,
-        )
-        self.dropout = checked_dropout(dropout)
-        self.inputs = FeatureEncoder(
-            in_channels, encoder, input_dropout=input_dropout, dropout=dropout
-        )
-        self.drive = nn.Linear(self.inputs.out_channels, width)
-        self.factor = nn.Parameter(torch.empty(width, width))  # F
-        self.linear_readout = nn.Linear(width, out_channels)
+        self.gamma, self.max_nodes = float(gamma), max_nodes
+        self.self_loops, self.normalise = bool(self_loops), bool(normalise)
+        self.drive = nn.Linear(self.inputs.out_channels, self.width)
+        self.factor = nn.Parameter(torch.empty(self.width, self.width))  # F
+        self.linear_readout = nn.Linear(self.width, self.out_channels)
         self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Xavier uniform for every matrix, zero for every bias."""
-        xavier(self.parameters())
 
     def prepare(self, graph: Graph) -> EignnContext:
         """The drive, M(F) and the normalised adjacency."""
@@ -241,9 +218,6 @@ class EIGNN(GatheringModel):
             graph_residual=residual,
             graph_steps=torch.zeros(graph.num_graphs, dtype=torch.int64),
         )
-
-    def _uses_edge_features(self) -> bool:
-        return False
 
 
 def _solve_spectral(spectrum: AdjacencySpectrum, mixing: Any, drive: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from sheafdeq.errors import InputError
 from sheafdeq.layers.checks import checked_positive
 from sheafdeq.layers.energy_field import EnergyContext, EnergyField
 from sheafdeq.layers.initialise import xavier
+from sheafdeq.layers.sizes import SizedModel
 from sheafdeq.solvers import LBFGS, ConjugateGradients, Partition, Solution
 from sheafdeq.solvers.solution import AdjointReport
 
@@ -67,7 +68,7 @@ class PICNN(nn.Module):
         )
 
 
-class EnergyGNN(EquilibriumModel):
+class EnergyGNN(SizedModel, EquilibriumModel):
     r"""The state is the unique minimiser of
 
     .. math::
@@ -114,6 +115,7 @@ class EnergyGNN(EquilibriumModel):
     Shapes: x (n, f), edge_attr (e, edge_dim) -> (n, o).
     """
 
+    edge_input = "optional"
     exportable = False
 
     def __init__(
@@ -130,25 +132,15 @@ class EnergyGNN(EquilibriumModel):
         steps: int = 200,
         tolerance: float = 1e-5,
     ) -> None:
-        super().__init__(steps=steps, gradient="implicit")
-        checked_positive(
-            in_channels=in_channels,
-            out_channels=out_channels,
-            state_width=state_width,
-            hidden=hidden,
-            message_width=message_width,
-        )
+        super().__init__(in_channels, out_channels, steps=steps, gradient="implicit")
+        checked_positive(state_width=state_width, hidden=hidden, message_width=message_width)
         if not 0.0 < float(beta) < math.inf:
             raise InputError(f"beta must be positive, got {beta!r}")
         if activation not in ("softplus", "relu"):
             raise InputError(f"activation must be 'softplus' or 'relu', got {activation!r}")
         if not float(tolerance) > 0.0:
             raise InputError(f"tolerance must be positive, got {tolerance!r}")
-        self.in_channels, self.out_channels, self.edge_dim = (
-            in_channels,
-            out_channels,
-            edge_dim or None,
-        )
+        self.edge_dim = edge_dim or None
         self.state_width, self.beta, self.tolerance = state_width, float(beta), float(tolerance)
         self.activation = activation
         self.message = PICNN(
@@ -309,9 +301,6 @@ class EnergyGNN(EquilibriumModel):
             return backward.value
 
         solution.value = attach(value, value - self.gradient_field(value, context), solve_adjoint)
-
-    def _uses_edge_features(self) -> bool:
-        return self.edge_dim is not None
 
 
 def _detached(context: EnergyContext) -> EnergyContext:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from typing_extensions import Unpack
 
 from sheafdeq.data.graph import Graph
 from sheafdeq.edges import Edges
 from sheafdeq.equilibrium import ExplicitModel
-from sheafdeq.layers.checks import checked_dropout, checked_positive
-from sheafdeq.layers.feature_encoder import FeatureEncoder
+from sheafdeq.layers.checks import checked_positive
+from sheafdeq.layers.feature_encoder import EncodedModel, Encoding
 from sheafdeq.layers.initialise import xavier
+from sheafdeq.layers.sizes import HeadModel, HeadSizes
 from sheafdeq.ops.attention import Attended, attention
 
 __all__ = ["GAT", "GATLayer"]
@@ -53,7 +53,11 @@ class GATLayer(nn.Module):
         return result + self.bias
 
 
-class GAT(ExplicitModel):
+class GATOptions(HeadSizes, Encoding, total=False):
+    """What :class:`GAT` shares with other models."""
+
+
+class GAT(HeadModel, EncodedModel, ExplicitModel):
     """Two or more :class:`GATLayer` with ELU between them, the last with one head of the output
     width.
 
@@ -63,51 +67,29 @@ class GAT(ExplicitModel):
     replaces it).
 
     Args:
-        in_channels: f.
-        out_channels: o.
-        heads: heads of the hidden layers.
-        channels: width of each head.
+        sizes: ``in_channels`` f, ``out_channels`` o, ``heads`` of the hidden layers, and
+            ``channels``, the width of each.
         layers: number of layers.
         dropout: on the input of every layer but the first, while training.
-        encoder: widths of a perceptron on the features
-            (:class:`~sheafdeq.layers.feature_encoder.FeatureEncoder`); empty: none.
-        input_dropout: share of the raw features dropped while training, drawn once a pass.
+        options: ``encoder`` and ``input_dropout``, what the features pass first
+            (:class:`~sheafdeq.layers.feature_encoder.EncodedModel`).
 
     Shapes: x (n, f) -> (n, o). Edge features are ignored.
     """
 
+    edge_input = "ignored"
     weighted = True
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        heads: int = 3,
-        channels: int = 16,
-        *,
-        layers: int = 2,
-        dropout: float = 0.5,
-        encoder: Sequence[int] = (),
-        input_dropout: float = 0.0,
+        self, *sizes: int, layers: int = 2, dropout: float = 0.5, **options: Unpack[GATOptions]
     ) -> None:
-        super().__init__()
-        checked_positive(
-            in_channels=in_channels,
-            out_channels=out_channels,
-            heads=heads,
-            channels=channels,
-            layers=layers,
-        )
-        self.in_channels, self.out_channels = in_channels, out_channels
-        self.dropout = checked_dropout(dropout)
-        self.inputs = FeatureEncoder(
-            in_channels, encoder, input_dropout=input_dropout, dropout=dropout
-        )
-        widths = [self.inputs.out_channels, *[heads * channels] * (layers - 1)]
+        super().__init__(*sizes, dropout=dropout, **options)
+        checked_positive(layers=layers)
+        widths = [self.inputs.out_channels, *[self.width] * (layers - 1)]
         self.layers = nn.ModuleList(
-            GATLayer(width, out_channels if last else channels, 1 if last else heads)
-            for width, last in ((w, k == layers - 1) for k, w in enumerate(widths))
+            GATLayer(width, self.channels, self.heads) for width in widths[:-1]
         )
+        self.layers.append(GATLayer(widths[-1], self.out_channels, 1))
 
     def logits(self, graph: Graph) -> Tensor:
         """(n, f) -> (n, o)."""
@@ -118,6 +100,3 @@ class GAT(ExplicitModel):
                 state = functional.dropout(functional.elu(state), self.dropout, self.training)
             state = layer(state, edges)
         return state
-
-    def _uses_edge_features(self) -> bool:
-        return False

@@ -12,12 +12,12 @@ from typing_extensions import Unpack
 from sheafdeq.data.graph import Graph
 from sheafdeq.distances import THOMPSON
 from sheafdeq.edges import Edges
-from sheafdeq.equilibrium import Readout, Solving
+from sheafdeq.equilibrium import Readout
 from sheafdeq.errors import InputError
-from sheafdeq.layers.checks import checked_positive
 from sheafdeq.layers.gathering import GatheringModel
 from sheafdeq.layers.initialise import xavier
 from sheafdeq.layers.restriction import checked_norm_order, normalise_rows
+from sheafdeq.layers.sizes import HeadModel, HeadOptions
 from sheafdeq.ops.attention import Attended, EdgeTerms, attention, packed_attention
 from sheafdeq.recurrence import edge_field, node_field
 
@@ -34,7 +34,7 @@ class AttentionContext:
     edge_embedding: Tensor | None = edge_field(default=None)  # (e, c)
 
 
-class GraphAttnDEQ(GatheringModel):
+class GraphAttnDEQ(HeadModel, GatheringModel):
     r"""Attention recomputed from the state at every step.
 
     .. math::
@@ -58,62 +58,46 @@ class GraphAttnDEQ(GatheringModel):
     parameters at f = 3, c = 48, o = 3.
 
     Args:
-        in_channels: f.
-        out_channels: o.
-        heads: M.
-        channels: q = c / M.
+        sizes: ``in_channels`` f, ``out_channels`` o, ``heads`` M, ``channels`` q = c / M.
         shift: beta > 1.
         edge_dim: width of the edge features, None without.
         pre_norm: the normalised variant.
         norm_order: its p.
-        solving: ``steps`` K, ``solver``, ``gradient``, as for every equilibrium model.
+        options: ``steps`` K, ``solver``, ``gradient``, as for every equilibrium model.
 
     Shapes: x (n, f), edge_attr (e, edge_dim) -> (n, o).
     """
 
     distance = THOMPSON  # states are positive
+    edge_input = "optional"
 
     def __init__(
         self,
-        in_channels: int,
-        out_channels: int,
-        heads: int = 3,
-        channels: int = 16,
-        *,
+        *sizes: int,
         shift: float = 1.3,
         edge_dim: int | None = None,
         pre_norm: bool = False,
         norm_order: float = 2,
-        **solving: Unpack[Solving],
+        **options: Unpack[HeadOptions],
     ) -> None:
-        super().__init__(**solving)
-        checked_positive(
-            in_channels=in_channels, out_channels=out_channels, heads=heads, channels=channels
-        )
+        super().__init__(*sizes, **options)
         if not float(shift) > 1.0:
             raise InputError(f"shift must be above 1 (it keeps the state positive), got {shift!r}")
-        self.in_channels, self.out_channels = in_channels, out_channels
-        self.heads, self.channels, self.shift = heads, channels, float(shift)
-        self.edge_dim = edge_dim or None
+        self.shift, self.edge_dim = float(shift), edge_dim or None
         self.pre_norm, self.norm_order = bool(pre_norm), checked_norm_order(norm_order)
-        c = heads * channels
-        self.drive = nn.Linear(in_channels, c)
+        c = self.width
+        self.drive = nn.Linear(self.in_channels, c)
         self.query = nn.Linear(c, c, bias=False)
         self.key = nn.Linear(c, c, bias=False)
         self.value = nn.Linear(c, c, bias=False)
         self.mixing = nn.Linear(c, c, bias=False)
         self.edge = nn.Linear(edge_dim, c, bias=False) if edge_dim else None
-        self.readout = Readout(c, out_channels)
+        self.readout = Readout(c, self.out_channels)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Xavier uniform for every matrix, zero for every bias."""
         xavier(self.parameters())
-
-    @property
-    def width(self) -> int:
-        """State width c."""
-        return self.heads * self.channels
 
     def prepare(self, graph: Graph) -> AttentionContext:
         """The drive and the embedded edge features."""
@@ -154,6 +138,3 @@ class GraphAttnDEQ(GatheringModel):
 
     def _normalised(self, state: Tensor) -> Tensor:
         return normalise_rows(state, 1, self.width, self.norm_order) if self.pre_norm else state
-
-    def _uses_edge_features(self) -> bool:
-        return self.edge_dim is not None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from typing_extensions import Unpack
 
 from sheafdeq.adjoints import Adjoint, Implicit
 from sheafdeq.data.graph import Graph
@@ -15,10 +15,10 @@ from sheafdeq.distances import SUP
 from sheafdeq.edges import Edges
 from sheafdeq.errors import InputError
 from sheafdeq.layers.adjacency import gcn_weights, propagate
-from sheafdeq.layers.checks import checked_dropout, checked_positive
-from sheafdeq.layers.feature_encoder import FeatureEncoder, dropout_mask
+from sheafdeq.layers.feature_encoder import EncodedModel, EncodedWidth, dropout_mask
 from sheafdeq.layers.gathering import GatheringModel
 from sheafdeq.layers.initialise import xavier
+from sheafdeq.layers.sizes import WideModel
 from sheafdeq.recurrence import edge_field, node_field
 from sheafdeq.solvers import Picard, Solver
 
@@ -36,7 +36,7 @@ class IgnnContext:
     readout_mask: Tensor | None = node_field(default=None)  # (n, c) dropout
 
 
-class IGNN(GatheringModel):
+class IGNN(WideModel, EncodedModel, GatheringModel):
     r"""One graph convolution, iterated to its fixed point.
 
     .. math::
@@ -60,35 +60,31 @@ class IGNN(GatheringModel):
     to half a per cent. 2,643 parameters at f = 3, c = 48, o = 3.
 
     Args:
-        in_channels: f. out_channels: o. width: c. kappa: contraction rate in (0, 1). steps,
-            tolerance: the forward solve stops
-        at ``tolerance`` (absolute, largest entry) or after ``steps``; the end is reported.
-        encoder: what the features pass first, with ``input_dropout`` before it
-            (:class:`~sheafdeq.layers.feature_encoder.FeatureEncoder`).
-        dropout: in that encoder and on the state at the readout while training, one mask a solve.
-        solver:
-        replaces that solve.
+        sizes: ``in_channels`` f, ``out_channels`` o, ``width`` c.
+        kappa: contraction rate in (0, 1).
+        steps: limit of the forward solve; the end is reported.
+        tolerance: at which it stops (absolute, largest entry).
+        solver: replaces that solve.
         gradient: ``"implicit"`` (the paper's), or any other gradient rule.
+        options: ``encoder`` and ``input_dropout``, what the features pass first
+            (:class:`~sheafdeq.layers.feature_encoder.EncodedModel`), and ``dropout``, in that
+            encoder and on the state at the readout while training, one mask a solve.
 
     Shapes: x (n, f) -> (n, o). Edge features are ignored.
     """
 
+    edge_input = "ignored"
     weighted = True
 
     def __init__(
         self,
-        in_channels: int,
-        out_channels: int,
-        width: int = 48,
-        *,
+        *sizes: int,
         kappa: float = 0.9,
         steps: int = 50,
         tolerance: float = 1e-6,
-        encoder: Sequence[int] = (),
-        input_dropout: float = 0.0,
-        dropout: float = 0.0,
         solver: str | Solver | None = None,
         gradient: str | Adjoint = "implicit",
+        **options: Unpack[EncodedWidth],
     ) -> None:
         default = Picard(steps=steps, tolerance=tolerance, stop_early=True, distance=SUP)
         adjoint = (
@@ -96,21 +92,14 @@ class IGNN(GatheringModel):
             if gradient == "implicit"
             else gradient
         )
-        super().__init__(
-            steps=steps, solver=default if solver is None else solver, gradient=adjoint
-        )
-        checked_positive(in_channels=in_channels, out_channels=out_channels, width=width)
+        solver = default if solver is None else solver
+        super().__init__(*sizes, steps=steps, solver=solver, gradient=adjoint, **options)
         if not 0.0 < float(kappa) < 1.0:
             raise InputError(f"kappa must be in (0, 1), got {kappa!r}")
-        self.in_channels, self.out_channels = in_channels, out_channels
         self.kappa = float(kappa)
-        self.dropout = checked_dropout(dropout)
-        self.inputs = FeatureEncoder(
-            in_channels, encoder, input_dropout=input_dropout, dropout=dropout
-        )
-        self.drive = nn.Linear(self.inputs.out_channels, width)
-        self.recurrent = nn.Parameter(torch.empty(width, width))
-        self.linear_readout = nn.Linear(width, out_channels)
+        self.drive = nn.Linear(self.inputs.out_channels, self.width)
+        self.recurrent = nn.Parameter(torch.empty(self.width, self.width))
+        self.linear_readout = nn.Linear(self.width, self.out_channels)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -158,9 +147,6 @@ class IGNN(GatheringModel):
     def project(self) -> None:
         """Move every column of W into the l1 ball of radius kappa / rho."""
         self.recurrent.copy_(project_columns(self.recurrent, self.kappa / self.spectral_radius))
-
-    def _uses_edge_features(self) -> bool:
-        return False
 
 
 def project_columns(matrix: Tensor, radius: float) -> Tensor:

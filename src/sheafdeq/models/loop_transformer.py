@@ -11,10 +11,11 @@ from typing_extensions import Unpack
 
 from sheafdeq.data.graph import Graph
 from sheafdeq.edges import Edges
-from sheafdeq.equilibrium import Readout, Solving
-from sheafdeq.layers.checks import checked_dropout, checked_positive
+from sheafdeq.equilibrium import Readout
+from sheafdeq.layers.checks import checked_dropout
 from sheafdeq.layers.gathering import GatheringModel
 from sheafdeq.layers.initialise import xavier
+from sheafdeq.layers.sizes import HeadModel, HeadOptions
 from sheafdeq.ops.attention import Attended, EdgeTerms, attention, packed_attention
 from sheafdeq.recurrence import edge_field, node_field
 
@@ -34,7 +35,7 @@ class LoopContext:
     mask: Tensor | None = node_field(default=None)
 
 
-class LoopTransformer(GatheringModel):
+class LoopTransformer(HeadModel, GatheringModel):
     r"""A weight-tied block of masked attention and a feed-forward network, both residual with
     LayerNorm after.
 
@@ -66,43 +67,33 @@ class LoopTransformer(GatheringModel):
     constant rate the first updates throw it to equal odds and it stays there (``docs/results.md``).
 
     Args:
-        in_channels: f.
-        out_channels: o.
-        heads: M.
-        channels: c / M.
+        sizes: ``in_channels`` f, ``out_channels`` o, ``heads`` M, ``channels`` c / M.
         edge_dim: width of the edge features, None without.
         dropout: in the feed-forward block, while training.
-        solving: ``steps`` K, ``solver``, ``gradient``, as for every equilibrium model.
+        options: ``steps`` K, ``solver``, ``gradient``, as for every equilibrium model.
 
     Shapes: x (n, f), edge_attr (e, edge_dim) -> (n, o).
     """
 
+    edge_input = "optional"
+
     def __init__(
         self,
-        in_channels: int,
-        out_channels: int,
-        heads: int = 3,
-        channels: int = 16,
-        *,
+        *sizes: int,
         edge_dim: int | None = None,
         dropout: float = 0.1,
-        **solving: Unpack[Solving],
+        **options: Unpack[HeadOptions],
     ) -> None:
-        super().__init__(**solving)
-        checked_positive(
-            in_channels=in_channels, out_channels=out_channels, heads=heads, channels=channels
-        )
-        self.in_channels, self.out_channels = in_channels, out_channels
-        self.heads = heads
+        super().__init__(*sizes, **options)
         self.edge_dim = edge_dim or None
         self.dropout = checked_dropout(dropout)
-        c = heads * channels
-        self.encoder = nn.Sequential(nn.Linear(in_channels, c), nn.ReLU(), nn.Linear(c, c))
+        c = self.width
+        self.encoder = nn.Sequential(nn.Linear(self.in_channels, c), nn.ReLU(), nn.Linear(c, c))
         self.query, self.key, self.value, self.skip = (nn.Linear(c, c) for _ in range(4))
         self.edge = nn.Linear(edge_dim or 1, c, bias=False)
         self.gate = nn.Linear(3 * c, 1, bias=False)
         self.expand, self.contract = nn.Linear(c, 2 * c), nn.Linear(2 * c, c)
-        self.readout = Readout(c, out_channels)
+        self.readout = Readout(c, self.out_channels)
         self.norm_attention, self.norm_forward = nn.LayerNorm(c), nn.LayerNorm(c)
         self._start_matrices()
 
@@ -160,6 +151,3 @@ class LoopTransformer(GatheringModel):
             hidden = hidden * context.mask
         result: Tensor = self.norm_forward(state + self.contract(hidden))
         return result
-
-    def _uses_edge_features(self) -> bool:
-        return self.edge_dim is not None

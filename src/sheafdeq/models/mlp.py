@@ -11,12 +11,12 @@ from sheafdeq.data.graph import Graph
 from sheafdeq.equilibrium import ExplicitModel
 from sheafdeq.layers.checks import checked_dropout, checked_positive
 from sheafdeq.layers.feature_encoder import FeatureEncoder
-from sheafdeq.layers.initialise import xavier
+from sheafdeq.layers.sizes import WideModel
 
 __all__ = ["MLP"]
 
 
-class MLP(ExplicitModel):
+class MLP(WideModel, ExplicitModel):
     r"""K linear layers with ReLU and dropout between them; edges are never read.
 
     .. math:: f \to c \to \dots \to c \to o \quad (K \text{ linear maps in all})
@@ -35,6 +35,7 @@ class MLP(ExplicitModel):
     Shapes: x (n, f) -> (n, o).
     """
 
+    edge_input = "ignored"
     weighted = True
 
     def __init__(
@@ -47,20 +48,13 @@ class MLP(ExplicitModel):
         dropout: float = 0.5,
         input_dropout: float = 0.0,
     ) -> None:
-        super().__init__()
-        checked_positive(
-            in_channels=in_channels, out_channels=out_channels, width=width, layers=layers
-        )
-        self.in_channels, self.out_channels = in_channels, out_channels
+        super().__init__(in_channels, out_channels, width)
+        checked_positive(layers=layers)
         self.dropout = checked_dropout(dropout)
         self.inputs = FeatureEncoder(in_channels, input_dropout=input_dropout)
         sizes = [in_channels, *[width] * (layers - 1), out_channels]
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
         self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Xavier uniform for every matrix, zero for every bias."""
-        xavier(self.parameters())
 
     def logits(self, graph: Graph) -> Tensor:
         """(n, f) -> (n, o)."""
@@ -68,6 +62,3 @@ class MLP(ExplicitModel):
         for layer in self.layers[1:]:
             hidden = layer(functional.dropout(hidden.relu(), self.dropout, self.training))
         return hidden
-
-    def _uses_edge_features(self) -> bool:
-        return False

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from typing_extensions import Unpack
 
 from sheafdeq.data.graph import Graph
 from sheafdeq.derivatives import differentiable_once
@@ -16,6 +17,7 @@ from sheafdeq.equilibrium import ExplicitModel
 from sheafdeq.errors import InputError
 from sheafdeq.layers.checks import checked_dropout, checked_positive
 from sheafdeq.layers.feature_encoder import FeatureEncoder
+from sheafdeq.layers.sizes import StalkModel, StalkSizes
 from sheafdeq.ops.sparse import aggregate
 
 __all__ = ["NeuralSheafDiffusion", "SheafLayer", "householder", "inverse_square_root"]
@@ -136,7 +138,7 @@ class SheafLayer(nn.Module):
         return diagonal @ stalks + received.view(d, n, q).transpose(0, 1)
 
 
-class NeuralSheafDiffusion(ExplicitModel):
+class NeuralSheafDiffusion(StalkModel, ExplicitModel):
     """Linear encoder with ELU, ``layers`` of :class:`SheafLayer` with their own maps, linear
     readout.
 
@@ -149,10 +151,8 @@ class NeuralSheafDiffusion(ExplicitModel):
     matrix by random numbers. Not a model of the paper, whose DNSD descends from it.
 
     Args:
-        in_channels: f.
-        out_channels: o.
-        stalk_dim: d (at least 2 unless maps are diagonal).
-        channels: q.
+        sizes, named: ``in_channels`` f, ``out_channels`` o, ``stalk_dim`` d (at least 2 unless
+            maps are diagonal), ``channels`` q.
         layers: number of diffusion steps.
         maps: ``"diagonal"``, ``"full"`` or ``"orthogonal"``.
         dropout: on the encoded features and before every layer, while training.
@@ -164,39 +164,32 @@ class NeuralSheafDiffusion(ExplicitModel):
     2].
     """
 
+    edge_input = "ignored"
     weighted = True
 
     def __init__(
         self,
-        in_channels: int,
-        out_channels: int,
-        stalk_dim: int = 3,
-        channels: int = 16,
-        *,
+        *sizes: int,
         layers: int = 4,
         maps: str = "diagonal",
         dropout: float = 0.0,
         input_dropout: float = 0.0,
+        **named: Unpack[StalkSizes],
     ) -> None:
-        super().__init__()
-        checked_positive(
-            in_channels=in_channels,
-            out_channels=out_channels,
-            stalk_dim=stalk_dim,
-            channels=channels,
-            layers=layers,
-        )
+        super().__init__(*sizes, **named)
+        checked_positive(layers=layers)
         if maps not in ("diagonal", "full", "orthogonal"):
             raise InputError(f"maps must be 'diagonal', 'full' or 'orthogonal', got {maps!r}")
-        if maps == "orthogonal" and stalk_dim < 2:
+        if maps == "orthogonal" and self.stalk_dim < 2:
             raise InputError("orthogonal maps need a stalk dimension of at least 2, got 1")
-        self.in_channels, self.out_channels = in_channels, out_channels
-        self.stalk_dim, self.kind = stalk_dim, maps
+        self.kind = maps
         self.dropout = checked_dropout(dropout)
-        self.inputs = FeatureEncoder(in_channels, input_dropout=input_dropout)
-        self.encoder = nn.Linear(in_channels, stalk_dim * channels)
-        self.layers = nn.ModuleList(SheafLayer(stalk_dim, channels, maps) for _ in range(layers))
-        self.readout = nn.Linear(stalk_dim * channels, out_channels)
+        self.inputs = FeatureEncoder(self.in_channels, input_dropout=input_dropout)
+        self.encoder = nn.Linear(self.in_channels, self.width)
+        self.layers = nn.ModuleList(
+            SheafLayer(self.stalk_dim, self.channels, maps) for _ in range(layers)
+        )
+        self.readout = nn.Linear(self.width, self.out_channels)
 
     def logits(self, graph: Graph) -> Tensor:
         """(n, f) -> (n, o)."""
@@ -210,9 +203,6 @@ class NeuralSheafDiffusion(ExplicitModel):
             state = layer(state, seen, graph, edges)
         result: Tensor = self.readout(state)
         return result
-
-    def _uses_edge_features(self) -> bool:
-        return False
 
 
 def householder(parameters: Tensor, d: int) -> Tensor:

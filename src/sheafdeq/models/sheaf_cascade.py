@@ -9,20 +9,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
 from sheafdeq.distances import THOMPSON
 from sheafdeq.edges import Edges
-from sheafdeq.equilibrium import EquilibriumModel, MaskedReadout
+from sheafdeq.equilibrium import EquilibriumModel
 from sheafdeq.errors import InputError
 from sheafdeq.layers.cascade_level import CascadeLevel, Sheaf
-from sheafdeq.layers.checks import checked_channels, checked_dropout, checked_positive
+from sheafdeq.layers.checks import checked_positive
 from sheafdeq.layers.edge_features import edge_feature_width, edge_features
-from sheafdeq.layers.feature_encoder import FeatureEncoder, dropout_mask
+from sheafdeq.layers.feature_encoder import EncodedModel, EncodingDropout, dropout_mask
 from sheafdeq.layers.gates import gate_by_name
 from sheafdeq.layers.initialise import linear, xavier
+from sheafdeq.layers.masked_readout import MaskedReadout
 from sheafdeq.layers.rows import bounded_rows
+from sheafdeq.layers.sizes import StalkModel, StalkSizes
 from sheafdeq.ops.gated_step import block_product, edge_parts, edge_product, gated_map, two_parts
 from sheafdeq.ops.sheaf_blocks import blocks_from_hidden, generate
 from sheafdeq.recurrence import edge_field, node_field
@@ -53,7 +56,14 @@ class CascadeContext:
     features: Tensor | None = node_field(default=None)  # (n, f) what the readout's skip reads
 
 
-class SheafCascade(EquilibriumModel):
+class CascadeOptions(StalkSizes, EncodingDropout, total=False):
+    """What :class:`SheafCascade` shares with other models."""
+
+    solver: str | Solver | None
+    gradient: str | Adjoint
+
+
+class SheafCascade(StalkModel, EncodedModel, EquilibriumModel):
     r"""A tower of sheaf equilibria: each level settles on a sheaf inferred, without limits, from
     the level below.
 
@@ -118,14 +128,11 @@ class SheafCascade(EquilibriumModel):
     guaranteed = True
     distance = THOMPSON  # states are positive
     weighted = True
+    waits_for_features = True
 
     def __init__(
         self,
-        in_channels: int,
-        out_channels: int,
-        stalk_dim: int = 3,
-        channels: int = 16,
-        *,
+        *sizes: int,
         levels: int = 8,
         level_steps: int = 8,
         training_steps: Sequence[int] = (),
@@ -138,52 +145,32 @@ class SheafCascade(EquilibriumModel):
         feature_noise: float = 0.0,
         edge_dropout: float = 0.0,
         differences: bool = True,
-        encoder: Sequence[int] = (),
-        input_dropout: float = 0.0,
-        dropout: float = 0.0,
         skip: bool = False,
         edge_dim: int | None = None,
-        solver: str | Solver | None = None,
-        gradient: str | Adjoint = "unrolled",
+        **options: Unpack[CascadeOptions],
     ) -> None:
-        checked_channels(in_channels)
         checked_positive(
-            out_channels=out_channels,
-            stalk_dim=stalk_dim,
-            channels=channels,
-            levels=levels,
-            level_steps=level_steps,
-            hidden=hidden,
-            edge_hidden=edge_hidden,
+            levels=levels, level_steps=level_steps, hidden=hidden, edge_hidden=edge_hidden
         )
         training_steps = tuple(training_steps)
         for count in training_steps:
             checked_positive(training_steps=count)
-        super().__init__(steps=levels * level_steps, solver=solver, gradient=gradient)
+        super().__init__(*sizes, steps=levels * level_steps, **options)
         if not feature_noise >= 0:
             raise InputError(f"feature_noise must be a non-negative number, got {feature_noise!r}")
         if not 0 <= edge_dropout < 1:
             raise InputError(f"edge_dropout must be in [0, 1), got {edge_dropout!r}")
-        self.in_channels, self.out_channels = in_channels, out_channels
-        self.stalk_dim, self.channels = stalk_dim, channels
         self.levels, self.tied = levels, bool(tied)
         self.training_steps = training_steps
         self.gate = gate_by_name(gate)
         self.shift = self.gate.checked_shift(shift)
-        self.gain, self.feature_noise, self.edge_dropout = (
-            float(gain),
-            float(feature_noise),
-            float(edge_dropout),
-        )
+        self.gain = float(gain)
+        self.feature_noise, self.edge_dropout = float(feature_noise), float(edge_dropout)
         self.edge_dim = edge_dim or None
         self.hidden, self.differences = hidden, bool(differences)
-        self.dropout, self.skip = checked_dropout(dropout), bool(skip)
-        self.inputs = FeatureEncoder(
-            in_channels, encoder, input_dropout=input_dropout, dropout=dropout
-        )
-        features = self.inputs.out_channels
+        self.skip, features = bool(skip), self.inputs.out_channels
         edge_width = edge_feature_width(features, self.edge_dim, differences=self.differences)
-        c = stalk_dim * channels
+        c = self.width
         groups = 1 if tied else levels
         self.encoder = linear(features, c)
         self.edge_encoder = nn.Sequential(
@@ -191,10 +178,10 @@ class SheafCascade(EquilibriumModel):
         )
         self.feature_drive = linear(features, c * groups, bias=False)
         self.level_modules = nn.ModuleList(
-            CascadeLevel(c, stalk_dim, channels, hidden) for _ in range(groups)
+            CascadeLevel(c, self.stalk_dim, self.channels, hidden) for _ in range(groups)
         )
         self.readout_norm = nn.LayerNorm(c)
-        self.output = MaskedReadout(c, out_channels, skip=features if skip else None)
+        self.output = MaskedReadout(c, self.out_channels, skip=features if skip else None)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -215,11 +202,6 @@ class SheafCascade(EquilibriumModel):
                     nn.init.xavier_uniform_(mixing)
                 with torch.no_grad():
                     module.channel_mixing.mul_(self.gain)
-
-    @property
-    def width(self) -> int:
-        """Width c = d*q of one level; the joint state has L*c columns."""
-        return self.stalk_dim * self.channels
 
     @property
     def stochastic_training(self) -> bool:

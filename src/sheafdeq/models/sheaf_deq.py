@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,11 +11,11 @@ from typing_extensions import Unpack
 from sheafdeq.data.graph import Graph
 from sheafdeq.distances import THOMPSON
 from sheafdeq.edges import Edges
-from sheafdeq.equilibrium import EquilibriumModel, MaskedReadout, Solving
+from sheafdeq.equilibrium import EquilibriumModel, Solving
 from sheafdeq.errors import InputError
-from sheafdeq.layers.checks import checked_channels, checked_dropout, checked_positive
-from sheafdeq.layers.feature_encoder import FeatureEncoder, dropout_mask
+from sheafdeq.layers.feature_encoder import EncodedModel, EncodingDropout, dropout_mask
 from sheafdeq.layers.initialise import linear, xavier
+from sheafdeq.layers.masked_readout import MaskedReadout
 from sheafdeq.layers.operator import SheafOperator
 from sheafdeq.layers.restriction import (
     FirstLayer,
@@ -26,6 +25,7 @@ from sheafdeq.layers.restriction import (
     normalise_rows,
     restriction_maps,
 )
+from sheafdeq.layers.sizes import StalkModel, StalkSizes
 from sheafdeq.ops.sheaf_propagate import Layers, Tables, sheaf_propagate
 from sheafdeq.ops.sheaf_step import StepOptions, StepWeights, sheaf_step
 from sheafdeq.recurrence import edge_field, node_field
@@ -45,7 +45,11 @@ class SheafContext:
     features: Tensor | None = node_field(default=None)  # (n, f) what the readout's skip reads
 
 
-class SheafDEQ(EquilibriumModel):
+class SheafOptions(StalkSizes, EncodingDropout, Solving, total=False):
+    """What :class:`SheafDEQ` shares with other models."""
+
+
+class SheafDEQ(StalkModel, EncodedModel, EquilibriumModel):
     r"""The state decides restriction maps on every edge, the maps decide a sheaf operator, the
     operator acts on the state.
 
@@ -104,28 +108,20 @@ class SheafDEQ(EquilibriumModel):
 
     distance = THOMPSON  # states are positive
     weighted = True
+    waits_for_features = True
 
     def __init__(
         self,
-        in_channels: int,
-        out_channels: int,
-        stalk_dim: int = 3,
-        channels: int = 16,
-        *,
+        *sizes: int,
         shift: float = 1.3,
         edge_dim: int | None = None,
         pre_norm: bool = True,
         norm_order: float = 2,
-        encoder: Sequence[int] = (),
-        input_dropout: float = 0.0,
-        dropout: float = 0.0,
         readout_norm: bool = False,
         skip: bool = False,
-        **solving: Unpack[Solving],
+        **options: Unpack[SheafOptions],
     ) -> None:
-        super().__init__(**solving)
-        checked_channels(in_channels)
-        checked_positive(out_channels=out_channels, stalk_dim=stalk_dim, channels=channels)
+        super().__init__(*sizes, **options)
         if edge_dim is not None and (
             isinstance(edge_dim, bool) or not isinstance(edge_dim, int) or edge_dim < 0
         ):
@@ -135,32 +131,21 @@ class SheafDEQ(EquilibriumModel):
                 "shift must be a finite number above 1 (it keeps the state "
                 f"positive), got {shift!r}"
             )
-        self.in_channels, self.out_channels = in_channels, out_channels
-        self.stalk_dim, self.channels = stalk_dim, channels
         self.shift = float(shift)
         self.edge_dim = edge_dim or None
         self.pre_norm = bool(pre_norm)
         self.norm_order = checked_norm_order(norm_order)
-        c = stalk_dim * channels
-        self.dropout, self.skip = checked_dropout(dropout), bool(skip)
-        self.inputs = FeatureEncoder(
-            in_channels, encoder, input_dropout=input_dropout, dropout=dropout
-        )
-        features = self.inputs.out_channels
+        self.skip = bool(skip)
+        d, q, c, features = self.stalk_dim, self.channels, self.width, self.inputs.out_channels
         self.drive = linear(features, c)
-        self.source_maps = map_generator(c, edge_dim or 0, stalk_dim)
-        self.target_maps = map_generator(c, edge_dim or 0, stalk_dim)
-        self.stalk_mixing = nn.Parameter(torch.empty(stalk_dim, stalk_dim))
-        self.channel_mixing = nn.Parameter(torch.empty(channels, channels))
+        self.source_maps = map_generator(c, edge_dim or 0, d)
+        self.target_maps = map_generator(c, edge_dim or 0, d)
+        self.stalk_mixing = nn.Parameter(torch.empty(d, d))
+        self.channel_mixing = nn.Parameter(torch.empty(q, q))
         self.readout = MaskedReadout(
-            c, out_channels, norm=readout_norm, skip=features if skip else None
+            c, self.out_channels, norm=readout_norm, skip=features if skip else None
         )
         self.reset_parameters()
-
-    @property
-    def width(self) -> int:
-        """State width c = d*q."""
-        return self.stalk_dim * self.channels
 
     def reset_parameters(self) -> None:
         """Xavier uniform for every matrix, zero for every bias, LayerNorm at the identity."""

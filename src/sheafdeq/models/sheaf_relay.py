@@ -17,6 +17,7 @@ from sheafdeq.errors import InputError
 from sheafdeq.layers.checks import checked_positive
 from sheafdeq.layers.edge_features import edge_feature_width, edge_features
 from sheafdeq.layers.initialise import xavier
+from sheafdeq.layers.sizes import StalkModel
 from sheafdeq.recurrence import edge_field, node_field
 from sheafdeq.solvers import Picard, Solver
 
@@ -37,7 +38,7 @@ class RelayContext:
     own: Tensor = node_field()  # (n, o) the features' share of the outputs
 
 
-class SheafRelay(EquilibriumModel):
+class SheafRelay(StalkModel, EquilibriumModel):
     r"""A sheaf on the directed edges: each message is transported, added to, and never sent back
     where it came from.
 
@@ -104,14 +105,7 @@ class SheafRelay(EquilibriumModel):
         solver: str | Solver | None = None,
         gradient: str | Adjoint = "unrolled",
     ) -> None:
-        checked_positive(
-            in_channels=in_channels,
-            out_channels=out_channels,
-            stalk_dim=stalk_dim,
-            channels=channels,
-            hidden=hidden,
-            max_degree=max_degree,
-        )
+        checked_positive(hidden=hidden, max_degree=max_degree)
         if transport not in ("free", "identity"):
             raise InputError(f"transport must be 'free' or 'identity', got {transport!r}")
         if not 0.0 < float(core_rate) < 1.0:
@@ -125,14 +119,12 @@ class SheafRelay(EquilibriumModel):
             distance=SUP,
             stagnation_window=max(2, steps),
         )
-        super().__init__(
-            steps=steps, solver=default if solver is None else solver, gradient=gradient
-        )
-        self.in_channels, self.out_channels = in_channels, out_channels
-        self.stalk_dim, self.channels = stalk_dim, channels
+        solver = default if solver is None else solver
+        sizes = (in_channels, out_channels, stalk_dim, channels)
+        super().__init__(*sizes, steps=steps, solver=solver, gradient=gradient)
         self.core_rate, self.max_degree = float(core_rate), max_degree
         self.edge_dim = edge_dim or None
-        c = stalk_dim * channels
+        c = self.width
         about_edge = edge_feature_width(in_channels, edge_dim)
         self.turn: nn.Sequential | None = None
         if transport == "free":
@@ -156,11 +148,6 @@ class SheafRelay(EquilibriumModel):
             last = self.turn[-1]
             assert isinstance(last, nn.Linear)
             nn.init.zeros_(last.weight)
-
-    @property
-    def width(self) -> int:
-        """Entries c = d*q of one message."""
-        return self.stalk_dim * self.channels
 
     def prepare(self, graph: Graph) -> RelayContext:
         """Places, what is passed on, transports and origins."""

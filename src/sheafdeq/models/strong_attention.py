@@ -19,6 +19,7 @@ from sheafdeq.layers.gates import ROUNDING_SLACK
 from sheafdeq.layers.gathering import GatheringModel
 from sheafdeq.layers.initialise import xavier
 from sheafdeq.layers.rows import unit_rows
+from sheafdeq.layers.sizes import HeadModel, HeadSizes
 from sheafdeq.layers.strong import StrongModel, StrongOptions
 from sheafdeq.ops.attention import Attended, EdgeTerms, attention
 from sheafdeq.ops.gated_step import two_parts
@@ -37,7 +38,11 @@ class StrongAttentionContext:
     bias: Tensor = edge_field()  # (e, M) the inputs' share of the logits
 
 
-class StrongAttnDEQ(StrongModel, GatheringModel):
+class StrongHeadOptions(HeadSizes, StrongOptions, total=False):
+    """What :class:`StrongAttnDEQ` shares with other models."""
+
+
+class StrongAttnDEQ(HeadModel, StrongModel, GatheringModel):
     r"""Attention recomputed from the normalised state at every step, with one equilibrium for every
     weight.
 
@@ -56,10 +61,7 @@ class StrongAttnDEQ(StrongModel, GatheringModel):
     (with the differences of the node features) in the logits' bias instead of the keys.
 
     Args:
-        in_channels: f.
-        out_channels: o.
-        heads: M.
-        channels: q = c / M.
+        sizes: ``in_channels`` f, ``out_channels`` o, ``heads`` M, ``channels`` q = c / M.
         hidden: hidden width of the bias network.
         options: ``shift``, ``gate``, ``rate``, ``gain`` (of W), ``edge_dim``, ``steps``,
             ``solver`` and ``gradient``, as for every :class:`~sheafdeq.layers.strong.StrongModel`.
@@ -67,32 +69,22 @@ class StrongAttnDEQ(StrongModel, GatheringModel):
     Shapes: x (n, f), edge_attr (e, edge_dim) -> (n, o).
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        heads: int = 3,
-        channels: int = 16,
-        *,
-        hidden: int = 32,
-        **options: Unpack[StrongOptions],
-    ) -> None:
-        super().__init__(in_channels, out_channels, **options)
-        checked_positive(heads=heads, channels=channels, hidden=hidden)
-        self.heads, self.channels = heads, channels
-        c = heads * channels
-        self.drive = nn.Linear(in_channels, c)
+    def __init__(self, *sizes: int, hidden: int = 32, **options: Unpack[StrongHeadOptions]) -> None:
+        super().__init__(*sizes, **options)
+        checked_positive(hidden=hidden)
+        c = self.width
+        self.drive = nn.Linear(self.in_channels, c)
         self.query = nn.Linear(c, c, bias=False)
         self.key = nn.Linear(c, c, bias=False)
         self.value = nn.Linear(c, c, bias=False)
         self.mixing = nn.Linear(c, c, bias=False)
         self.bias = nn.Sequential(
-            nn.Linear(edge_feature_width(in_channels, self.edge_dim), hidden),
+            nn.Linear(edge_feature_width(self.in_channels, self.edge_dim), hidden),
             nn.ReLU(),
-            nn.Linear(hidden, heads),
+            nn.Linear(hidden, self.heads),
         )
-        self.own_bias = nn.Parameter(torch.zeros(heads))  # b_ii
-        self.readout = Readout(c, out_channels)
+        self.own_bias = nn.Parameter(torch.zeros(self.heads))  # b_ii
+        self.readout = Readout(c, self.out_channels)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -100,11 +92,6 @@ class StrongAttnDEQ(StrongModel, GatheringModel):
         xavier(self.parameters())
         with torch.no_grad():
             self.mixing.weight.mul_(self.gain)
-
-    @property
-    def width(self) -> int:
-        """State width c."""
-        return self.heads * self.channels
 
     def budgeted_query(self) -> Tensor:
         """(c, c) Q with head m scaled so that (2 + sqrt 2) |G^m|_2 is within the budget."""

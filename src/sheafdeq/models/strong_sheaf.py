@@ -17,6 +17,7 @@ from sheafdeq.layers.gates import ROUNDING_SLACK
 from sheafdeq.layers.initialise import xavier
 from sheafdeq.layers.restriction import frobenius_normalise
 from sheafdeq.layers.rows import scaled_rows
+from sheafdeq.layers.sizes import StalkModel, StalkSizes
 from sheafdeq.layers.strong import StrongModel, StrongOptions
 from sheafdeq.ops.gated_step import edge_parts, gated_map, mixed_parts, two_parts
 from sheafdeq.ops.sheaf_blocks import generate_parts, parts_from_hidden
@@ -37,7 +38,11 @@ class StrongSheafContext:
     budgeted: Tensor | None = None  # (2 d d, h) second generator layer, rows scaled into the budget
 
 
-class StrongSheafDEQ(StrongModel):
+class StrongStalkOptions(StalkSizes, StrongOptions, total=False):
+    """What :class:`StrongSheafDEQ` shares with other models."""
+
+
+class StrongSheafDEQ(StalkModel, StrongModel):
     r"""Signed, matrix-valued, edge- and state-dependent propagation with one equilibrium for
     **every** weight.
 
@@ -62,10 +67,7 @@ class StrongSheafDEQ(StrongModel):
     bounded delays (Corollary 26).
 
     Args:
-        in_channels: width f of the node features.
-        out_channels: width o of the outputs.
-        stalk_dim: stalk dimension d.
-        channels: feature channels q; c = d*q.
+        sizes: ``in_channels`` f, ``out_channels`` o, ``stalk_dim`` d, ``channels`` q; c = d*q.
         hidden: hidden width h of the logit generator.
         options: ``shift``, ``gate``, ``rate``, ``gain`` (of W_2), ``edge_dim``, ``steps``,
             ``solver`` and ``gradient``, as for every :class:`~sheafdeq.layers.strong.StrongModel`.
@@ -74,31 +76,21 @@ class StrongSheafDEQ(StrongModel):
     """
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        stalk_dim: int = 3,
-        channels: int = 16,
-        *,
-        hidden: int = 32,
-        **options: Unpack[StrongOptions],
+        self, *sizes: int, hidden: int = 32, **options: Unpack[StrongStalkOptions]
     ) -> None:
-        super().__init__(in_channels, out_channels, **options)
-        checked_positive(stalk_dim=stalk_dim, channels=channels, hidden=hidden)
-        self.stalk_dim, self.channels = stalk_dim, channels
-        c = stalk_dim * channels
-        width = edge_feature_width(in_channels, self.edge_dim)
-        self.drive = nn.Linear(in_channels, c)
-        self.sizes = nn.Sequential(
-            nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, 2 * stalk_dim**2)
-        )
+        super().__init__(*sizes, **options)
+        checked_positive(hidden=hidden)
+        d, q, c = self.stalk_dim, self.channels, self.width
+        width = edge_feature_width(self.in_channels, self.edge_dim)
+        self.drive = nn.Linear(self.in_channels, c)
+        self.sizes = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, 2 * d**2))
         self.logit_inputs = nn.Linear(width, hidden)
         self.logit_source = nn.Linear(c, hidden, bias=False)  # A_1, source half
         self.logit_target = nn.Linear(c, hidden, bias=False)  # A_1, target half
-        self.logits = nn.Linear(hidden, 2 * stalk_dim**2)  # A_2
-        self.stalk_mixing = nn.Parameter(torch.empty(stalk_dim, stalk_dim))
-        self.channel_mixing = nn.Parameter(torch.empty(channels, channels))
-        self.readout = Readout(c, out_channels)
+        self.logits = nn.Linear(hidden, 2 * d**2)  # A_2
+        self.stalk_mixing = nn.Parameter(torch.empty(d, d))
+        self.channel_mixing = nn.Parameter(torch.empty(q, q))
+        self.readout = Readout(c, self.out_channels)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -106,11 +98,6 @@ class StrongSheafDEQ(StrongModel):
         xavier(self.parameters())
         with torch.no_grad():
             self.channel_mixing.mul_(self.gain)
-
-    @property
-    def width(self) -> int:
-        """State width c = d*q."""
-        return self.stalk_dim * self.channels
 
     # ------------------------------------------------------------------ the contract
 

@@ -18,9 +18,10 @@ from torch import Tensor
 from sheafdeq.certificates import Certificate, certify, use_labels
 from sheafdeq.certificates.rule import registered_rule
 from sheafdeq.data.graph import AnyGraph, Graph
-from sheafdeq.equilibrium import EquilibriumModel, MaskedReadout
+from sheafdeq.equilibrium import EquilibriumModel
 from sheafdeq.errors import InputError
 from sheafdeq.layers.feature_encoder import FeatureEncoder
+from sheafdeq.layers.masked_readout import MaskedReadout
 from sheafdeq.models import SheafCascade
 from sheafdeq.models.energy_gnn import EnergyGNN
 from sheafdeq.models.sheaf_relay import SheafRelay

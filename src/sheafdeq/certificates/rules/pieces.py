@@ -22,9 +22,10 @@ from sheafdeq.certificates.collatz_wielandt import quotients
 from sheafdeq.certificates.examine import examine, measure
 from sheafdeq.certificates.interval import EPSILON
 from sheafdeq.certificates.problem import Problem
-from sheafdeq.equilibrium import MaskedReadout, Readout
+from sheafdeq.equilibrium import Readout
 from sheafdeq.layers.feature_encoder import FeatureEncoder
 from sheafdeq.layers.gates import GATES, Gate
+from sheafdeq.layers.masked_readout import MaskedReadout
 from sheafdeq.layers.strong import StrongModel
 
 __all__ = [
