@@ -32,7 +32,7 @@ edges: errors plain_tensor
 equilibrium: adjoints data distances errors full_precision options plain_tensor pretrained
     solvers tracing
 errors:
-evaluation: data distances equilibrium errors records solvers training
+evaluation: data diagnostics distances equilibrium errors records solvers training
 explain: equilibrium errors
 explorer: asynchronous data diagnostics distances edges equilibrium errors report solvers
 full_precision:
