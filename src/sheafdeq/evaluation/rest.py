@@ -18,15 +18,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from sheafdeq.data.task import Task
+from sheafdeq.data.task import Split, Task
 from sheafdeq.diagnostics.multistart import SCALES, random_start
 from sheafdeq.distances import RELATIVE_SUP
 from sheafdeq.equilibrium import EquilibriumModel, GraphModel
 from sheafdeq.errors import InputError
 from sheafdeq.records import finite
 from sheafdeq.solvers import Picard
-from sheafdeq.solvers.partition import Partition
+from sheafdeq.training.parts import parts_of
 
 __all__ = ["RESIDUAL", "SAME", "Rest", "rest_of"]
 
@@ -76,35 +77,37 @@ def rest_of(
         raise InputError(f"{type(model).__name__} is feed-forward: there is nothing to be at rest")
     begun = time.process_time()
     model, task = copy.deepcopy(model).double().eval(), task.to(torch.float64)
-    split, graph = task.splits[split_name], task.splits[split_name].graph
-    partition = Partition(graph.graph_ids, graph.num_graphs)
+    split = task.splits[split_name]
     solver = Picard(iterations, tolerance=GOAL, stop_early=True, distance=RELATIVE_SUP)
-    own = model.initial_state(model.prepare(graph))
-    starts = [None, *(random_start(own, s, seed + i) for i, s in enumerate(SCALES))]
-    residual = torch.zeros(graph.num_graphs, dtype=torch.float64)
-    apart, steps = torch.zeros_like(residual), torch.zeros_like(residual)
-    statuses: dict[str, int] = {}
-    scores: list[float | None] = []
-    first = None
-    for start in starts:
-        output = model.run(graph, solver=solver, initial_state=start)
-        solution = output.solution
-        assert solution is not None
-        end = solution.value
-        first = end if first is None else first
-        residual = torch.maximum(residual, solution.graph_residual)
-        apart = torch.maximum(apart, partition.max(RELATIVE_SUP(end, first)))
-        steps = torch.maximum(steps, solution.graph_steps.to(steps))
-        for status in solution.graph_status or (solution.status,) * graph.num_graphs:
-            statuses[status.label] = statuses.get(status.label, 0) + 1
-        scores.append(finite(task.score(task.metrics(output.logits, split))))
+    ends = [  # graph by graph: none waits for the slowest
+        [
+            model.run(part.graph, solver=solver, initial_state=start)
+            for start in _starts(model, part, seed)
+        ]
+        for part in parts_of(split, task.objective, 1)
+    ]
+    solutions = [[output.solution for output in outputs if output.solution] for outputs in ends]
+    statuses = [solution.status.label for graph in solutions for solution in graph]
+    scores = [
+        task.score(task.metrics(torch.cat([output.logits for output in outputs]), split))
+        for outputs in zip(*ends, strict=True)
+    ]
     return Rest(
         iterations,
         SCALES,
-        tuple(map(finite, residual.tolist())),
-        tuple(map(finite, apart.tolist())),
-        tuple(int(count) for count in steps.tolist()),
-        statuses,
-        tuple(scores),
+        tuple(finite(max(end.residual for end in graph)) for graph in solutions),
+        tuple(
+            finite(max(float(RELATIVE_SUP(end.value, graph[0].value).max()) for end in graph))
+            for graph in solutions
+        ),
+        tuple(max(end.steps for end in graph) for graph in solutions),
+        {label: statuses.count(label) for label in dict.fromkeys(statuses)},
+        tuple(map(finite, scores)),
         round(time.process_time() - begun, 2),
     )
+
+
+def _starts(model: EquilibriumModel, part: Split, seed: int) -> list[Tensor | None]:
+    """The model's own start (None) and one random start for each scale."""
+    own = model.initial_state(model.prepare(part.graph))
+    return [None, *(random_start(own, scale, seed + i) for i, scale in enumerate(SCALES))]
