@@ -1,5 +1,8 @@
 """The command line. Every module in this folder that defines ``configure`` is one command.
 
+Its ``HELP`` is its line in the list of commands, and the docstring of ``configure`` is what its own
+``--help`` begins with.
+
 Exit codes: 0 the work was done; 1 it failed (did not converge, a file was corrupt, the disk is
 full, ...); 2 the command line itself was wrong. Nothing prints a traceback: every failure is one
 line. Set ``SHEAFDEQ_DEBUG=1`` to see where it came from.
@@ -34,19 +37,19 @@ def build_parser() -> argparse.ArgumentParser:
         "asynchronously.",
     )
     parser.add_argument("--version", action="version", version=f"sheafdeq {sheafdeq.__version__}")
-    parser.add_argument(
+    parser.repeated(
         "--user-model",
-        metavar="MODULE:CLASS",
-        action="append",
-        default=[],
-        help="allow a model of your own, my_models:MyModel, to be imported (repeatable; before "
+        words="allow a model of your own, my_models:MyModel, to be imported (repeatable; before "
         "the command)",
+        metavar="MODULE:CLASS",
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     for module_info in sorted(pkgutil.iter_modules(__path__), key=lambda info: info.name):
         module = importlib.import_module(f"{__name__}.{module_info.name}")
         if hasattr(module, "configure"):
-            module.configure(commands)
+            words = " ".join((module.configure.__doc__ or "").split())
+            name = module_info.name.rstrip("_")  # async is a keyword
+            module.configure(commands.add_parser(name, help=module.HELP, description=words))
     return parser
 
 

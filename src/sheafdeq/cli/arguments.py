@@ -61,10 +61,32 @@ class _Options:
         default: Any = None,
         *,
         metavar: str | None = None,
+        known: Callable[[], Iterable[str]] | None = None,
     ) -> None:
-        """An option with one value; ``kind`` reads it."""
+        """An option with one value; ``kind`` reads it, the shell completes it with ``known``."""
         words = _with_default(words, default)
-        self.add_argument(name, type=kind, default=default, metavar=metavar, help=words)
+        action = self.add_argument(name, type=kind, default=default, metavar=metavar, help=words)
+        if known is not None:
+            action.completer = names_of(known)
+
+    def several(
+        self, name: str, kind: Callable[[str], Any], words: str, default: Any = (), **more: Any
+    ) -> None:
+        """An option with values one after the other."""
+        more.setdefault("nargs", "+")
+        self.add_argument(name, type=kind, default=list(default), help=words, **more)
+
+    def repeated(self, *names: str, words: str, metavar: str = "KEY=VALUE", **more: Any) -> None:
+        """An option that may be given again and again."""
+        self.add_argument(*names, action="append", default=[], metavar=metavar, help=words, **more)
+
+    def folder(self, name: str, words: str, default: str | None = None) -> None:
+        """A folder to write into."""
+        self.value(name, output_folder, words, default, metavar="DIR")
+
+    def threads(self) -> None:
+        """``--threads``, where they are not part of what is asked."""
+        self.value("--threads", whole_number(1, 1024), "threads of torch (default: torch's own)")
 
     def choice(
         self, name: str, known: Iterable[str], words: str, default: str | None = None
@@ -80,6 +102,11 @@ class OptionGroup(_Options, argparse._ArgumentGroup):
 
 class Parser(_Options, argparse.ArgumentParser):
     """An ``ArgumentParser`` whose complaints are one line with a suggestion."""
+
+    def answers(self, run: Callable[[Any], int]) -> None:
+        """``run`` carries the command out; with ``--json`` it prints one object."""
+        self.flag("--json", "print one JSON object")
+        self.set_defaults(run=run)
 
     def error(self, message: str) -> NoReturn:
         """One line, exit code 2."""
@@ -276,13 +303,7 @@ def add_assignments(parser: Any, whose: str = "") -> None:
         ("--task-set", f"a task option {whose}".strip() + " (nodes=300)"),
         ("--training-set", f"a training field {whose}".strip() + " (graphs_per_update=1)"),
     ):
-        parser.add_argument(
-            flag,
-            metavar="KEY=VALUE",
-            action="append",
-            default=[],
-            help=f"{words}; may be repeated",
-        )
+        parser.repeated(flag, words=f"{words}; may be repeated")
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, Any]:

@@ -6,7 +6,14 @@ import argparse
 import sys
 from typing import Any
 
-from sheafdeq.cli.arguments import real_number, schedule_words, seed_number, share, whole_number
+from sheafdeq.cli.arguments import (
+    Parser,
+    real_number,
+    schedule_words,
+    seed_number,
+    share,
+    whole_number,
+)
 from sheafdeq.cli.data_options import data_choice
 from sheafdeq.cli.subject import (
     FINITE_HORIZON,
@@ -22,24 +29,20 @@ PAPER_REFERENCES = {"sheafdeq": "finite:420", "sheafdeq-no-norm": "finite:500"}
 SWEEP = (0, 1, 2, 4, 8, 16, 32, 64)
 
 
-def configure(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "async",
-        help="run trained recurrences under bounded staleness and compare with the synchronous "
-        "prediction",
-        description="Simulate partial asynchronism in virtual time and report d_out, the relative "
-        "Frobenius discrepancy of the "
-        "outputs from the synchronous reference: median [min, max] over sampled schedules.",
-    )
+HELP = "run trained recurrences under bounded staleness and compare with the synchronous prediction"
+
+
+def configure(parser: Parser) -> None:
+    """Simulate partial asynchronism in virtual time and report d_out, the relative Frobenius
+    discrepancy of the outputs from the synchronous reference: median [min, max] over sampled
+    schedules."""
     add_subject_options(parser, graph="0")
-    parser.add_argument(
+    parser.several(
         "--schedules",
-        type=schedule_words,
+        schedule_words,
+        "update window and largest delay, in slots (default 1,0 2,1 5,2 8,4)",
+        ("1,0", "2,1", "5,2", "8,4"),
         metavar="S,TAU",
-        nargs="+",
-        default=["1,0", "2,1", "5,2", "8,4"],
-        help="update window and largest delay, in slots (default 1,0 2,1 5,2 8,4)",
     )
     parser.value("--samples", whole_number(1, 10**6), "schedules of each kind", 20)
     parser.value("--work", real_number(0, 1e9, above=True), "mean updates a node", 500)

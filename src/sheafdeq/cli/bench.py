@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sheafdeq.cli.arguments import output_file, output_folder, present_file
+from sheafdeq.cli.arguments import Parser, output_file, output_folder, present_file
 from sheafdeq.errors import InputError
 
 __all__ = [
@@ -20,20 +20,14 @@ __all__ = [
 HISTORY = Path("benchmarks/history.jsonl")
 
 
-def configure(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "bench",
-        help="time and memory of the fused step against its peers",
-        description=(
-            "Forward and backward of 20 SheafDEQ steps on the six community graphs: the fused "
-            "kernel, its pure PyTorch twin, "
-            "straightforward PyG message passing (also compiled), and the other models at equal "
-            "sizes. One process, alternating, "
-            "minimum of several runs; memory in processes of their own. Wants an otherwise idle "
-            "machine."
-        ),
-    )
+HELP = "time and memory of the fused step against its peers"
+
+
+def configure(parser: Parser) -> None:
+    """Forward and backward of 20 SheafDEQ steps on the six community graphs: the fused kernel, its
+    pure PyTorch twin, straightforward PyG message passing (also compiled), and the other models at
+    equal sizes. One process, alternating, minimum of several runs; memory in processes of their
+    own. Wants an otherwise idle machine."""
     parser.flag("--json", "print one JSON object instead of the table")
     parser.flag("--quick", "fewer repetitions, no compilation, small graphs only (about a minute)")
     parser.flag(

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sheafdeq.cli.arguments import output_folder, present_folder, seed_number, whole_number
+from sheafdeq.cli.arguments import Parser, present_folder, seed_number, whole_number
 from sheafdeq.cli.audits import audit_certificates, audit_statuses
 from sheafdeq.cli.certificate_records import (
     SCHEMA,
@@ -25,15 +25,12 @@ from sheafdeq.cli.run_names import add_runs
 from sheafdeq.errors import InputError, SheafDEQError, UsageError
 from sheafdeq.options import suggestion
 
+HELP = "prove, refute or leave open: does a model have one equilibrium, and is it reached?"
 
-def configure(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "certify",
-        help="prove, refute or leave open: does a model have one equilibrium, and is it reached?",
-        description="Certificates with rate, metric, domain and margins; refutations with a "
-        "witness (docs/certificates.md).",
-    )
+
+def configure(parser: Parser) -> None:
+    """Certificates with rate, metric, domain and margins; refutations with a witness
+    (docs/certificates.md)."""
     add_runs(
         parser,
         "subject",
@@ -76,16 +73,10 @@ def configure(commands: Any) -> None:
     parser.value("--graph", str, "number of one graph of the split, or 'all'", "0")
     parser.choice("--effort", ["quick", "normal", "thorough"], "", "normal")
     parser.value("--seed", seed_number, "of the starts, and of fresh weights", 0)
-    parser.value("--threads", whole_number(1, 1024), "threads of torch (default: torch's own)")
-    parser.value(
-        "--out",
-        output_folder,
-        "write certificates (and witness states) into this folder",
-        metavar="DIR",
-    )
-    parser.flag("--json", "print one JSON object")
+    parser.threads()
+    parser.folder("--out", "write certificates (and witness states) into this folder")
     add_prediction_options(parser)
-    parser.set_defaults(run=run)
+    parser.answers(run)
 
 
 def run(options: Any) -> int:

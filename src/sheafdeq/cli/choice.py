@@ -12,11 +12,13 @@ from sheafdeq.errors import UsageError
 if TYPE_CHECKING:
     from sheafdeq.records import RunRecord
 
-__all__ = ["PAPER_CHECKPOINTS", "Choice", "add_choice_options", "choice_of"]
+__all__ = ["PAPER_CHECKPOINTS", "PROTOCOL_WORDS", "Choice", "add_choice_options", "choice_of"]
 
 PAPER_CHECKPOINTS = ("sheafdeq:43", "sheafdeq-no-norm:43", "loop-transformer:42")
 """The paper's checkpoints at level 7: the lowest seed of each model with 80 % validation accuracy
 there."""
+
+PROTOCOL_WORDS = "only runs trained so: paper, 'constant rate', 'recipe NAME'"
 
 
 @dataclass(frozen=True)
@@ -75,46 +77,13 @@ class Choice:
 def add_choice_options(parser: Parser) -> None:
     """The options that make a :class:`Choice`."""
     group = parser.add_argument_group("which runs of a folder")
-    group.add_argument(
-        "--level", type=whole_number(0, 10), help="only runs of this heterophily level"
-    )
-    group.add_argument(
-        "--run-seeds",
-        type=seed_number,
-        nargs="+",
-        metavar="N",
-        default=[],
-        help="only runs of these seeds",
-    )
-    group.add_argument(
-        "--models",
-        type=model_name,
-        nargs="+",
-        metavar="NAME",
-        default=[],
-        help="only these models",
-    )
-    group.add_argument(
-        "--option",
-        action="append",
-        metavar="KEY=VALUE",
-        default=[],
-        help="only this model option (shift=1.2)",
-    )
-    group.value(
-        "--protocol",
-        str,
-        "only runs trained so: paper, 'constant rate', 'recipe NAME'",
-        metavar="NAME",
-    )
+    group.value("--level", whole_number(0, 10), "only runs of this heterophily level")
+    group.several("--run-seeds", seed_number, "only runs of these seeds", metavar="N")
+    group.several("--models", model_name, "only these models", metavar="NAME")
+    group.repeated("--option", words="only this model option (shift=1.2)")
+    group.value("--protocol", str, PROTOCOL_WORDS, metavar="NAME")
     group.choice("--inputs", ["none", "difference"], "only runs of tasks with these edge inputs")
-    group.add_argument(
-        "--checkpoints",
-        nargs="+",
-        metavar="MODEL:SEED",
-        default=[],
-        help="just these, whatever their score",
-    )
+    group.several("--checkpoints", str, "just these, whatever their score", metavar="MODEL:SEED")
 
 
 def choice_of(options: argparse.Namespace) -> Choice:

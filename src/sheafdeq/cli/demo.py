@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sheafdeq.equilibrium import EquilibriumModel
     from sheafdeq.training import TrainingConfig
 
-from sheafdeq.cli.arguments import output_file, real_number, seed_number, whole_number
+from sheafdeq.cli.arguments import Parser, output_file, real_number, seed_number, whole_number
 
 __all__ = ["configure", "run"]
 
@@ -33,16 +33,13 @@ SAME = 1e-2
 """Largest relative difference of a node, below which two ends are called one state."""
 
 
-def configure(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "demo",
-        help="SheafDEQ and the Sheaf Cascade side by side: accurate, at rest, proved?",
-        description="Train SheafDEQ (the paper's protocol) and the Sheaf Cascade (its recipe) on "
-        "a community task until validation "
-        "accuracy passes a goal, continue both recurrences from three starts, and say what can be "
-        "proved about each.",
-    )
+HELP = "SheafDEQ and the Sheaf Cascade side by side: accurate, at rest, proved?"
+
+
+def configure(parser: Parser) -> None:
+    """Train SheafDEQ (the paper's protocol) and the Sheaf Cascade (its recipe) on a community task
+    until validation accuracy passes a goal, continue both recurrences from three starts, and say
+    what can be proved about each."""
     parser.flag("--json", "print one JSON object (progress goes to standard error)")
     parser.value("--level", whole_number(0, 10), "rewiring level 0..10", 10)
     parser.value("--seed", seed_number, "parameter-initialisation seed", 42)

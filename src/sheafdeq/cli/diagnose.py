@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sheafdeq.cli.arguments import real_number, seed_number, whole_number
+from sheafdeq.cli.arguments import Parser, real_number, seed_number, whole_number
 from sheafdeq.cli.data_options import data_choice
 from sheafdeq.cli.subject import (
     Subject,
@@ -14,17 +14,13 @@ from sheafdeq.cli.subject import (
     study_subjects,
 )
 
+HELP = "continue trained recurrences past their horizon and measure whether they settle"
 
-def configure(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "diagnose",
-        help="continue trained recurrences past their horizon and measure whether they settle",
-        description="Iterate from six positive starts; report updates, discrepancies, scores, "
-        "settling times, agreement of the "
-        "starts, the observed Thompson rate and the Jacobian's spectral radius at the end. "
-        "Observations, not guarantees.",
-    )
+
+def configure(parser: Parser) -> None:
+    """Iterate from six positive starts; report updates, discrepancies, scores, settling times,
+    agreement of the starts, the observed Thompson rate and the Jacobian's spectral radius at the
+    end. Observations, not guarantees."""
     add_subject_options(parser, graph="all")
     parser.value("--iterations", whole_number(1, 10**7), "", 100)
     parser.value("--seed", seed_number, "of the random starts", 0)

@@ -6,21 +6,19 @@ import argparse
 import json
 from typing import Any
 
+from sheafdeq.cli.arguments import Parser
 from sheafdeq.report.grid import terminal_width, wrapped
 
 __all__ = ["configure", "examine", "run"]
 
 
-def configure(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "doctor",
-        help="versions, threads, kernel, data root",
-        description="Say what this installation consists of: versions, thread counts, the native "
-        "kernel, the data root.",
-    )
-    parser.flag("--json", "print one JSON object")
-    parser.set_defaults(run=run)
+HELP = "versions, threads, kernel, data root"
+
+
+def configure(parser: Parser) -> None:
+    """Say what this installation consists of: versions, thread counts, the native kernel, the data
+    root."""
+    parser.answers(run)
 
 
 def examine() -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sheafdeq.cli.arguments import model_name, output_folder, parse_assignments, whole_number
+from sheafdeq.cli.arguments import Parser, model_name, parse_assignments, whole_number
 from sheafdeq.cli.data_options import PARTS, add_data_options, data_choice
 from sheafdeq.cli.run_names import add_runs
 from sheafdeq.errors import RecordError, SheafDEQError, UsageError
@@ -24,16 +24,13 @@ GRAPHS = {"fresh": list(range(1000, 1010)), "validation_graphs": list(range(200,
 to choose by."""
 
 
-def configure(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "evaluate",
-        help="judge finished runs on any task they fit",
-        description="Load the checkpoint of a run and judge it: on the task it was trained on, on "
-        "that task with other options, on "
-        "another task, or on your own graph. A model with a guarantee is solved until it is at "
-        "rest, the others run as trained.",
-    )
+HELP = "judge finished runs on any task they fit"
+
+
+def configure(parser: Parser) -> None:
+    """Load the checkpoint of a run and judge it: on the task it was trained on, on that task with
+    other options, on another task, or on your own graph. A model with a guarantee is solved until
+    it is at rest, the others run as trained."""
     add_runs(
         parser,
         "runs",
@@ -51,13 +48,7 @@ def configure(commands: Any) -> None:
     )
     parser.value("--task", str, "another task (default: the run's own)", metavar="NAME")
     parser.value("--level", whole_number(0, 10), "another heterophily level")
-    parser.add_argument(
-        "--task-set",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help="a task option (test_seeds=[7,8]); may be repeated",
-    )
+    parser.repeated("--task-set", words="a task option (test_seeds=[7,8]); may be repeated")
     parser.flag("--fresh", "community: ten graphs nobody has seen, graph seeds 1000 to 1009")
     parser.flag("--validation-graphs", "community: six graphs to choose by, graph seeds 200 to 205")
     parser.value(
@@ -68,15 +59,9 @@ def configure(commands: Any) -> None:
         metavar="N",
     )
     add_data_options(parser, parts=(*PARTS, "all"), mask_seed=["--seed"])
-    parser.value("--threads", whole_number(1, 1024), "threads of torch (default: torch's own)")
-    parser.value(
-        "--out",
-        output_folder,
-        "write one record a run (*.eval.json); a record that is there is kept",
-        metavar="DIR",
-    )
-    parser.flag("--json", "print one JSON object")
-    parser.set_defaults(run=run)
+    parser.threads()
+    parser.folder("--out", "write one record a run (*.eval.json); a record that is there is kept")
+    parser.answers(run)
 
 
 def run(options: argparse.Namespace) -> int:

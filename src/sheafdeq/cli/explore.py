@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sheafdeq.cli.arguments import (
+    Parser,
     output_file,
     real_number,
     schedule_words,
@@ -28,16 +29,13 @@ if TYPE_CHECKING:
     from sheafdeq.explorer import Scene
 
 
-def configure(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "explore",
-        help="make a page on which a trained model iterates before your eyes",
-        description="One page, opened from disk: the graph coloured by class, prediction, "
-        "residual or disagreement, a slider over the "
-        "iterations, two models or two starts or fresh and late messages side by side, and every "
-        "node's state, neighbours and maps.",
-    )
+HELP = "make a page on which a trained model iterates before your eyes"
+
+
+def configure(parser: Parser) -> None:
+    """One page, opened from disk: the graph coloured by class, prediction, residual or
+    disagreement, a slider over the iterations, two models or two starts or fresh and late messages
+    side by side, and every node's state, neighbours and maps."""
     add_runs(
         parser,
         "runs",

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sheafdeq.cli.arguments import output_folder, present_folder
+from sheafdeq.cli.arguments import Parser, present_folder
 from sheafdeq.cli.choice import Choice, add_choice_options, choice_of
 from sheafdeq.errors import UsageError
 
@@ -26,42 +26,27 @@ KINDS = (
 )
 
 
-def configure(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "figures",
-        help="draw every figure from the records",
-        description="Draw every figure the records allow: a picture, and a JSON file with "
-        "caption, command and records read.",
-    )
+HELP = "draw every figure from the records"
+
+
+def configure(parser: Parser) -> None:
+    """Draw every figure the records allow: a picture, and a JSON file with caption, command and
+    records read."""
     parser.value(
         "--results",
         present_folder,
         "with diagnostics/, async/, certificates/ (default results)",
         metavar="DIR",
     )
-    parser.add_argument(
-        "--runs", type=present_folder, metavar="DIR", nargs="*", default=[],
-        help="more folders with run records, for training curves",
-    )  # fmt: skip
-    parser.value("--out", output_folder, "", "docs/figures", metavar="DIR")
-    parser.add_argument(
-        "--only",
-        choices=KINDS,
-        metavar="KIND",
-        nargs="+",
-        help=f"only these kinds: {', '.join(KINDS)}",
-    )
-    parser.add_argument(
-        "--formats",
-        choices=("png", "pdf", "svg"),
-        nargs="+",
-        default=["png"],
-        help="kinds of picture: png, pdf, svg (default png)",
-    )
-    parser.flag("--json", "print one JSON object")
+    words = "more folders with run records, for training curves"
+    parser.several("--runs", present_folder, words, metavar="DIR", nargs="*")
+    parser.folder("--out", "", "docs/figures")
+    words = f"only these kinds: {', '.join(KINDS)}"
+    parser.several("--only", str, words, metavar="KIND", choices=KINDS)
+    words = "kinds of picture: png, pdf, svg (default png)"
+    parser.several("--formats", str, words, ["png"], choices=("png", "pdf", "svg"))
     add_choice_options(parser)
-    parser.set_defaults(run=run)
+    parser.answers(run)
 
 
 def run(options: Any) -> int:
@@ -77,7 +62,7 @@ def run(options: Any) -> int:
     choice = choice_of(options)
     sources = chosen(read_sources(options.results, options.runs), choice)
     check_sources(sources)
-    drawings = draw_all(sources, options.only)
+    drawings = draw_all(sources, options.only or None)
     words = [
         "sheafdeq",
         "figures",

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from sheafdeq.cli.arguments import (
     FIGURE_ENDINGS,
+    Parser,
     output_file,
-    output_folder,
     present_file,
     real_number,
     share,
@@ -32,16 +32,13 @@ if TYPE_CHECKING:
     from sheafdeq.solvers import Picard
 
 
-def configure(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "infer",
-        help="compute outputs in parts, synchronously or asynchronously, on one machine or many",
-        description="Divide a graph into parts, solve the equilibrium of a trained model with one "
-        "worker a part, and write the "
-        "outputs. The exit code is 0 when the solve converged (or ran its --horizon), 1 when it "
-        "did not.",
-    )
+HELP = "compute outputs in parts, synchronously or asynchronously, on one machine or many"
+
+
+def configure(parser: Parser) -> None:
+    """Divide a graph into parts, solve the equilibrium of a trained model with one worker a part,
+    and write the outputs. The exit code is 0 when the solve converged (or ran its --horizon), 1
+    when it did not."""
     add_runs(
         parser,
         "run_directory",
@@ -95,13 +92,7 @@ def configure(commands: Any) -> None:
         "stop at the next judged state after S seconds, converged or not",
         metavar="S",
     )
-    how.add_argument(
-        "--slow",
-        action="append",
-        default=[],
-        metavar="PART=FACTOR",
-        help="slow a part down, to see what happens",
-    )
+    how.repeated("--slow", words="slow a part down, to see what happens", metavar="PART=FACTOR")
     how.value("--loss", real_number(0, 0.999), "share of messages to lose on purpose", 0.0)
     how.value("--duplication", share, "share of messages to send twice", 0.0)
     how.value(
@@ -114,15 +105,14 @@ def configure(commands: Any) -> None:
     parser.value(
         "--output", output_file(".npz", ".csv"), "write the outputs (.npz or .csv)", metavar="FILE"
     )
-    parser.value("--out", output_folder, "write the sealed record into this folder", metavar="DIR")
+    parser.folder("--out", "write the sealed record into this folder")
     parser.value(
         "--figure",
         output_file(*FIGURE_ENDINGS),
         "draw rounds, waits and residual of every part over time (png, svg, pdf)",
         metavar="FILE",
     )
-    parser.flag("--json", "print one JSON object")
-    parser.set_defaults(run=run)
+    parser.answers(run)
 
 
 def run(options: argparse.Namespace) -> int:

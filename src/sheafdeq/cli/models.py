@@ -8,7 +8,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from sheafdeq.cli.arguments import names_of
+from sheafdeq.cli.arguments import Parser, names_of
 from sheafdeq.report.grid import fitted, terminal_width, wrapped
 
 __all__ = ["configure", "run", "table"]
@@ -20,17 +20,14 @@ NOTES = {
 }
 
 
-def configure(commands: Any) -> None:
-    """Add ``models``."""
-    parser = commands.add_parser(
-        "models",
-        help="list the models with their parameter counts",
-        description="List every model: parameters in the community configuration (c = 48, d = 3, "
-        "q = 16, K = 20, 3 classes) for three "
-        "input features, which the paper's printed counts need, and for the real two; "
-        "propagation, what makes it well-posed, "
-        "gradient and inference. Give names to see their options.",
-    )
+HELP = "list the models with their parameter counts"
+
+
+def configure(parser: Parser) -> None:
+    """List every model: parameters in the community configuration (c = 48, d = 3, q = 16, K = 20, 3
+    classes) for three input features, which the paper's printed counts need, and for the real two;
+    propagation, what makes it well-posed, gradient and inference. Give names to see their
+    options."""
     names: Any = parser.add_argument(
         "names",
         nargs="*",
@@ -39,8 +36,7 @@ def configure(commands: Any) -> None:
     )
     names.completer = names_of(model_names)
     parser.flag("--wide", "every column, however wide the terminal is")
-    parser.flag("--json", "print one JSON object")
-    parser.set_defaults(run=run)
+    parser.answers(run)
 
 
 def model_names() -> list[str]:

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sheafdeq.cli.arguments import output_file, whole_number
+from sheafdeq.cli.arguments import Parser, output_file
 from sheafdeq.cli.data_options import PARTS, DataChoice, add_data_options, data_choice
 from sheafdeq.cli.run_names import add_runs
 from sheafdeq.printable import csv_text
@@ -27,16 +27,14 @@ ENDINGS = (".npz", ".csv", ".json")
 GRAPH_CLASSES = "graph classification"
 
 
-def configure(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "predict",
-        help="outputs, labels, residual and status of a finished run on your own graph",
-        description="Run a trained model on a graph, labelled or not, and write for every node (or "
-        "graph, of a model that judges graphs) its outputs and label, how far one more step would "
-        "move it, and how its graph's solve ended. A model with a guarantee is solved until it is "
-        "at rest, the others run as trained. Without files of your own: on the run's own task.",
-    )
+HELP = "outputs, labels, residual and status of a finished run on your own graph"
+
+
+def configure(parser: Parser) -> None:
+    """Run a trained model on a graph, labelled or not, and write for every node (or graph, of a
+    model that judges graphs) its outputs and label, how far one more step would move it, and how
+    its graph's solve ended. A model with a guarantee is solved until it is at rest, the others run
+    as trained. Without files of your own: on the run's own task."""
     add_runs(
         parser,
         "run_path",
@@ -44,15 +42,14 @@ def configure(commands: Any) -> None:
     )
     add_data_options(parser, parts=PARTS)
     parser.flag("--double", "compute in float64")
-    parser.value("--threads", whole_number(1, 1024), "threads of torch (default: torch's own)")
+    parser.threads()
     parser.value(
         "--out",
         output_file(*ENDINGS),
         "what to write: .npz (arrays), .csv (a row for each node) or .json",
         metavar="FILE",
     )
-    parser.flag("--json", "print one JSON object")
-    parser.set_defaults(run=run)
+    parser.answers(run)
 
 
 def run(options: argparse.Namespace) -> int:

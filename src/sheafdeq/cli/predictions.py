@@ -42,11 +42,11 @@ def add_prediction_options(parser: Any) -> None:
         "with --predictions and R > 0: gradient ascent against every node, beside the proof",
         metavar="RESTARTS",
     )
-    group.add_argument(
+    group.value(
         "--groups",
-        type=whole_number(1, 10_000),
+        whole_number(1, 10_000),
+        "with --attack: every restart divides the nodes into G groups and attacks each",
         metavar="G",
-        help="with --attack: every restart divides the nodes into G groups and attacks each",
     )
     group.add_argument(
         "--form",
@@ -60,11 +60,11 @@ def add_prediction_options(parser: Any) -> None:
         default=None,
         help="with --predictions: the largest radius proved for each node, by bisection",
     )
-    group.add_argument(
+    group.value(
         "--schedules",
-        type=whole_number(1, 10_000),
+        whole_number(1, 10_000),
+        "with --predictions: run N drawn schedules with delays up to 64 and compare labels",
         metavar="N",
-        help="with --predictions: run N drawn schedules with delays up to 64 and compare labels",
     )
 
 

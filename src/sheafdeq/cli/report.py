@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sheafdeq.cli.arguments import output_folder, present_folder, schedule_words, whole_number
+from sheafdeq.cli.arguments import Parser, present_folder, schedule_words, whole_number
 from sheafdeq.cli.data_options import PARTS, add_data_options, data_choice
 from sheafdeq.cli.run_names import add_runs
 from sheafdeq.errors import InputError, UsageError
@@ -19,16 +19,13 @@ if TYPE_CHECKING:
     from sheafdeq.report.collection import Collection
 
 
-def configure(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "report",
-        help="make a folder of pages from the records: open its index.html",
-        description="Tables beside the paper's numbers, a page for each run, and a page to "
-        "compare runs. The folder opens from "
-        "disk and asks no other host for anything. A file that cannot be trusted is listed on the "
-        "first page (exit code 1).",
-    )
+HELP = "make a folder of pages from the records: open its index.html"
+
+
+def configure(parser: Parser) -> None:
+    """Tables beside the paper's numbers, a page for each run, and a page to compare runs. The
+    folder opens from disk and asks no other host for anything. A file that cannot be trusted is
+    listed on the first page (exit code 1)."""
     parser.add_argument(
         "runs",
         metavar="RUN",
@@ -36,7 +33,7 @@ def configure(commands: Any) -> None:
         default=["results"],
         help="run directories or folders of runs (default results)",
     )
-    parser.value("--out", output_folder, "folder to write", "site", metavar="DIR")
+    parser.folder("--out", "folder to write", "site")
     parser.add_argument(
         "--results",
         type=present_folder,
@@ -57,8 +54,7 @@ def configure(commands: Any) -> None:
     parser.value("--iterations", whole_number(1, 10**6), "of the explorer pages", 200)
     add_data_options(parser, parts=PARTS)
     parser.value("--schedule", schedule_words, "of the explorer pages", "5,2", metavar="S,TAU")
-    parser.flag("--json", "print one JSON object")
-    parser.set_defaults(run=run)
+    parser.answers(run)
 
 
 def run(options: Any) -> int:

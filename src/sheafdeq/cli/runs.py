@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sheafdeq.cli.arguments import (
+    Parser,
     model_name,
-    names_of,
     present_folder,
     real_number,
     seed_number,
     whole_number,
 )
+from sheafdeq.cli.choice import PROTOCOL_WORDS
 from sheafdeq.cli.models import model_names
 from sheafdeq.cli.run_names import STORES, run_name, shortest
 from sheafdeq.cli.tasks import task_names
@@ -28,15 +29,13 @@ if TYPE_CHECKING:
     from sheafdeq.records import RunRecord
 
 
-def configure(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "runs",
-        help="list finished runs, with names every command takes",
-        description="List the runs with a checkpoint below a folder (default: results/runs and "
-        "runs). The beginning of an id, as far as it is unique, stands for the run in every "
-        "command; so does the name that --wide prints.",
-    )
+HELP = "list finished runs, with names every command takes"
+
+
+def configure(parser: Parser) -> None:
+    """List the runs with a checkpoint below a folder (default: results/runs and runs). The
+    beginning of an id, as far as it is unique, stands for the run in every command; so does the
+    name that --wide prints."""
     parser.add_argument(
         "stores",
         metavar="STORE",
@@ -44,20 +43,13 @@ def configure(commands: Any) -> None:
         type=present_folder,
         help=f"folders of runs (default {' and '.join(STORES)})",
     )
-    task: Any = parser.add_argument("--task", metavar="NAME", help="only runs of this task")
-    task.completer = names_of(task_names)
+    parser.value("--task", str, "only runs of this task", metavar="NAME", known=task_names)
     parser.value("--level", whole_number(0, 10), "only runs of this level")
-    model: Any = parser.add_argument(
-        "--model", type=model_name, metavar="NAME", help="only runs of this model"
-    )
-    model.completer = names_of(model_names)
-    parser.value("--seed", seed_number, "only runs of this seed", metavar="N")
     parser.value(
-        "--protocol",
-        str,
-        "only runs trained so: paper, 'constant rate', 'recipe NAME'",
-        metavar="NAME",
+        "--model", model_name, "only runs of this model", metavar="NAME", known=model_names
     )
+    parser.value("--seed", seed_number, "only runs of this seed", metavar="N")
+    parser.value("--protocol", str, PROTOCOL_WORDS, metavar="NAME")
     parser.value("--above", real_number(), "only validation scores of at least so", metavar="SCORE")
     parser.choice(
         "--sort",
@@ -66,8 +58,7 @@ def configure(commands: Any) -> None:
         "task",
     )
     parser.flag("--wide", "every column, however wide the terminal is")
-    parser.flag("--json", "print one JSON object")
-    parser.set_defaults(run=run)
+    parser.answers(run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -6,22 +6,18 @@ import argparse
 import json
 from typing import Any
 
-from sheafdeq.cli.arguments import output_folder, real_number
+from sheafdeq.cli.arguments import Parser, output_folder, real_number
 from sheafdeq.cli.data_options import add_data_options, data_choice
 from sheafdeq.cli.run_names import add_runs
 from sheafdeq.errors import InputError, UsageError
 
+HELP = "fine-tune a finished run until it settles"
 
-def configure(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "settle",
-        help="fine-tune a finished run until it settles",
-        description="Continue a finished run at a lower learning rate with growing penalties on "
-        "its residual and its Jacobian. "
-        "Each stage is stored as a run of its own; finished stages are reused, interrupted ones "
-        "resumed.",
-    )
+
+def configure(parser: Parser) -> None:
+    """Continue a finished run at a lower learning rate with growing penalties on its residual and
+    its Jacobian. Each stage is stored as a run of its own; finished stages are reused, interrupted
+    ones resumed."""
     add_runs(
         parser,
         "run_path",
@@ -31,18 +27,15 @@ def configure(commands: Any) -> None:
     parser.add_argument(
         "--out", type=output_folder, metavar="DIR", required=True, help="run store for the stages"
     )
-    parser.add_argument(
+    parser.repeated(
         "--stage",
         metavar="KEY=VALUE,...",
-        action="append",
-        default=[],
-        help="a stage instead of the default ones, repeatable: epochs, learning_rate, "
+        words="a stage instead of the default ones, repeatable: epochs, learning_rate, "
         "residual_weight, residual_max_weight, "
         "jacobian_weight, agreement_weight, steps",
     )
     parser.value("--checkpoint-seconds", real_number(0), "how often the state is saved", 30.0)
-    parser.flag("--json", "print one JSON object")
-    parser.set_defaults(run=run)
+    parser.answers(run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -5,21 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sheafdeq.cli.arguments import output_folder, real_number, whole_number
+from sheafdeq.cli.arguments import Parser, real_number, whole_number
 from sheafdeq.cli.choice import PAPER_CHECKPOINTS, Choice, add_choice_options, choice_of
 from sheafdeq.cli.data_options import PARTS, add_data_options, data_choice
 from sheafdeq.cli.run_names import add_runs
 from sheafdeq.errors import UsageError
 
+HELP = "make all diagnostic and asynchronous records and all figures again"
 
-def configure(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "studies",
-        help="make all diagnostic and asynchronous records and all figures again",
-        description="Run diagnose, async (schedules, delays up to 64, unreliable channels) and "
-        "figures, one after the other.",
-    )
+
+def configure(parser: Parser) -> None:
+    """Run diagnose, async (schedules, delays up to 64, unreliable channels) and figures, one after
+    the other."""
     add_runs(
         parser,
         "runs",
@@ -27,10 +24,8 @@ def configure(commands: Any) -> None:
         help="runs (directories, or beginnings of ids), or folders of runs",
     )
     add_data_options(parser, parts=PARTS)
-    parser.value(
-        "--results", output_folder, "records go below this folder", "results", metavar="DIR"
-    )
-    parser.value("--figures", output_folder, "", "docs/figures", metavar="DIR")
+    parser.folder("--results", "records go below this folder", "results")
+    parser.folder("--figures", "", "docs/figures")
     parser.value(
         "--samples",
         whole_number(1, 10**6),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sheafdeq.cli.arguments import output_folder, real_number, whole_number
+from sheafdeq.cli.arguments import real_number
 from sheafdeq.cli.choice import Choice, add_choice_options, choice_of
 from sheafdeq.cli.data_options import PARTS, DataChoice, add_data_options, data_choice
 from sheafdeq.cli.run_names import add_runs, run_name
@@ -126,17 +126,12 @@ def add_subject_options(parser: Any, graph: str) -> None:
     )
     parser.value("--threshold", real_number(), "validation score a chosen run must reach", 80.0)
     add_data_options(parser, parts=PARTS)
-    parser.add_argument(
-        "--graph",
-        default=graph,
-        help=f"number of one graph of the split, or 'all' (default {graph})",
-    )
-    parser.add_argument(
-        "--label", help="legend text of the (single) run, to tell it from others of the same model"
-    )
+    parser.value("--graph", str, "number of one graph of the split, or 'all'", graph)
+    words = "legend text of the (single) run, to tell it from others of the same model"
+    parser.value("--label", str, words)
     parser.flag("--double", "convert model and data to float64 first")
-    parser.value("--threads", whole_number(1, 1024), "threads of torch (default: torch's own)")
-    parser.value("--out", output_folder, "write one record a model into this folder", metavar="DIR")
+    parser.threads()
+    parser.folder("--out", "write one record a model into this folder")
     parser.flag("--json", "print one JSON object")
     add_choice_options(parser)
 

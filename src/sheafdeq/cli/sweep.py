@@ -10,7 +10,6 @@ from typing import Any
 from sheafdeq.cli.arguments import (
     Parser,
     add_assignments,
-    output_folder,
     parse_assignments,
     present_folder,
     real_number,
@@ -19,16 +18,12 @@ from sheafdeq.cli.arguments import (
 from sheafdeq.cli.data_options import add_data_options, data_choice
 from sheafdeq.report.grid import fitted, terminal_width
 
+HELP = "run a grid of trainings, or continue one"
 
-def configure(commands: Any) -> None:
-    """Add the command and its two sub-commands."""
-    parser = commands.add_parser(
-        "sweep",
-        help="run a grid of trainings, or continue one",
-        description="Run a preset (or a TOML file of your own) over a run store. Running again "
-        "continues; "
-        "finished runs are never repeated.",
-    )
+
+def configure(parser: Parser) -> None:
+    """Run a preset (or a TOML file of your own) over a run store. Running again continues; finished
+    runs are never repeated."""
     actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
     runner = actions.add_parser(
         "run",
@@ -67,21 +62,20 @@ def configure(commands: Any) -> None:
         "under telling names.",
     )
     _common(export)
-    export.value("--results", output_folder, "folder to copy into", "results", metavar="DIR")
+    export.folder("--results", "folder to copy into", "results")
     export.flag("--checkpoints", "copy whole run directories, with their checkpoints")
     export.set_defaults(run=copy_records)
     listing = actions.add_parser(
         "list", help="the presets", description="Presets that ship with the package."
     )
-    listing.flag("--json", "print one JSON object")
-    listing.set_defaults(run=show_list)
+    listing.answers(show_list)
 
 
 def _common(parser: Parser) -> None:
     parser.add_argument(
         "preset", metavar="PRESET", help="a preset (see `sheafdeq sweep list`) or a .toml file"
     )
-    parser.value("--out", output_folder, "run store", "runs", metavar="DIR")
+    parser.folder("--out", "run store", "runs")
     parser.value(
         "--shard", str, "only the I-th of N parts, 1 <= I <= N (a SLURM array)", metavar="I/N"
     )
@@ -98,11 +92,13 @@ def _common(parser: Parser) -> None:
         "name runs by this label instead of the digest of the sources",
         metavar="LABEL",
     )
-    parser.add_argument(
-        "--recorded", type=present_folder, metavar="DIR", action="append", default=[],
-        help="count runs with a record below DIR as done, whichever version of the sources made "
-             "it; may be repeated",
-    )  # fmt: skip
+    parser.repeated(
+        "--recorded",
+        words="count runs with a record below DIR as done, whichever version of the sources made "
+        "it; may be repeated",
+        type=present_folder,
+        metavar="DIR",
+    )
     parser.flag("--json", "print one JSON object")
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sheafdeq.cli.arguments import output_file, output_folder, present_file, present_folder
+from sheafdeq.cli.arguments import Parser, output_file, present_file, present_folder
 from sheafdeq.errors import RecordError, UsageError
 from sheafdeq.options import unknown_name
 from sheafdeq.printable import printable
@@ -38,17 +38,13 @@ NAMES = (
 )
 
 
-def configure(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "tables",
-        help="print the paper's tables from finished runs",
-        description="Print a table from run records: configuration with the highest mean "
-        "validation score (blind to test) for "
-        "each family and column, median [min, max] of the test score over seeds, the paper's "
-        "number beside it. Missing cells "
-        "are shown as missing.",
-    )
+HELP = "print the paper's tables from finished runs"
+
+
+def configure(parser: Parser) -> None:
+    """Print a table from run records: configuration with the highest mean validation score (blind
+    to test) for each family and column, median [min, max] of the test score over seeds, the paper's
+    number beside it. Missing cells are shown as missing."""
     parser.add_argument(
         "table",
         choices=NAMES,
@@ -85,12 +81,7 @@ def configure(commands: Any) -> None:
         "of 'results': what explains differences (default explanations.toml in --results)",
         metavar="FILE",
     )
-    parser.value(
-        "--figures",
-        output_folder,
-        "of 'results': also draw the community table into this folder",
-        metavar="DIR",
-    )
+    parser.folder("--figures", "of 'results': also draw the community table into this folder")
     parser.set_defaults(run=run)
 
 

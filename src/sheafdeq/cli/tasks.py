@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sheafdeq.cli.arguments import (
     FIGURE_ENDINGS,
+    Parser,
     names_of,
     output_file,
     parse_assignments,
@@ -23,14 +24,11 @@ if TYPE_CHECKING:
 __all__ = ["configure", "run_list", "run_show"]
 
 
-def configure(commands: Any) -> None:
-    """Add ``tasks`` and ``tasks show``."""
-    parser = commands.add_parser(
-        "tasks",
-        help="list the tasks, or show one",
-        description="List every task with its kind, size and licence; 'sheafdeq tasks show NAME' "
-        "examines one.",
-    )
+HELP = "list the tasks, or show one"
+
+
+def configure(parser: Parser) -> None:
+    """List every task with its kind, size and licence; 'sheafdeq tasks show NAME' examines one."""
     parser.flag("--json", "print one JSON object")
     parser.flag("--wide", "every column, however wide the terminal is")
     parser.set_defaults(run=run_list)
@@ -49,21 +47,13 @@ def configure(commands: Any) -> None:
     )
     name.completer = names_of(task_names)
     show.value("--level", whole_number(0, 10), "heterophily level 0 to 10 (community)", metavar="L")
-    show.add_argument(
-        "--option",
-        "--task-set",
-        dest="option",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="another option of the task, e.g. nodes=60",
-    )
+    words = "another option of the task, e.g. nodes=60"
+    show.repeated("--option", "--task-set", words=words, dest="option")
     add_data_options(show, mask_seed=["--seed"])
     show.value(
         "--plot", output_file(*FIGURE_ENDINGS), "also draw the task (png, svg, pdf)", metavar="FILE"
     )
-    show.flag("--json", "print one JSON object")
-    show.set_defaults(run=run_show)
+    show.answers(run_show)
 
 
 def task_names() -> list[str]:

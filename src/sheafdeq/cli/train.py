@@ -7,9 +7,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from sheafdeq.cli.arguments import (
+    Parser,
     add_assignments,
-    names_of,
-    output_folder,
     parse_assignments,
     real_number,
     seed_number,
@@ -29,15 +28,12 @@ if TYPE_CHECKING:
     from sheafdeq.training.trackers import Tracker
 
 
-def configure(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "train",
-        help="train one model on one task",
-        description="Train one configuration under the paper's protocol, keep the best-validation "
-        "checkpoint, "
-        "and file the run under --out.",
-    )
+HELP = "train one model on one task"
+
+
+def configure(parser: Parser) -> None:
+    """Train one configuration under the paper's protocol, keep the best-validation checkpoint, and
+    file the run under --out."""
     parser.value(
         "--config",
         str,
@@ -51,18 +47,11 @@ def configure(commands: Any) -> None:
         "cascade, cascade-wide: the Sheaf Cascade); other options replace its values",
         metavar="NAME",
     )
-    task: Any = parser.add_argument(
-        "--task",
-        help="task name (see `sheafdeq tasks`); with files of your own, what they are to be called",
-    )
-    task.completer = names_of(task_names)
+    words = "task name (see `sheafdeq tasks`); with files of your own, what they are to be called"
+    parser.value("--task", str, words, known=task_names)
     parser.value("--level", whole_number(0, 10), "heterophily level of a community task")
-    model: Any = parser.add_argument(
-        "--model",
-        metavar="NAME|MODULE:CLASS",
-        help="model name (see `sheafdeq models`), or a class of your own, my_models:MyModel",
-    )
-    model.completer = names_of(model_names)
+    words = "model name (see `sheafdeq models`), or a class of your own, my_models:MyModel"
+    parser.value("--model", str, words, metavar="NAME|MODULE:CLASS", known=model_names)
     add_assignments(parser)
     add_data_options(parser)
     parser.value("--seed", seed_number, "parameter-initialisation seed (default 42)")
@@ -115,14 +104,11 @@ def configure(commands: Any) -> None:
     parser.value(
         "--rate-weight", real_number(0), "penalty on contraction rates above 0.9 (default 0)"
     )
-    parser.value("--out", output_folder, "run store; without it nothing is written", metavar="DIR")
+    parser.folder("--out", "run store; without it nothing is written")
     parser.flag("--fresh", "do not resume an unfinished run")
     parser.value("--checkpoint-seconds", real_number(0), "how often the state is saved", 30.0)
-    parser.value(
-        "--tensorboard",
-        output_folder,
-        "write TensorBoard curves below this folder (needs sheafdeq[tensorboard])",
-        metavar="DIR",
+    parser.folder(
+        "--tensorboard", "write TensorBoard curves below this folder (needs sheafdeq[tensorboard])"
     )
     parser.value(
         "--wandb",
@@ -139,14 +125,8 @@ def configure(commands: Any) -> None:
     parser.choice(
         "--engine", ["local", "ray", "in-process"], "where the workers of --parts live", "local"
     )
-    parser.value(
-        "--save",
-        output_folder,
-        "with --parts: write the best checkpoint into this folder",
-        metavar="DIR",
-    )
-    parser.flag("--json", "print one JSON object")
-    parser.set_defaults(run=run)
+    parser.folder("--save", "with --parts: write the best checkpoint into this folder")
+    parser.answers(run)
 
 
 def _table(values: dict[str, Any], key: str, source: str | None) -> dict[str, Any]:

@@ -7,21 +7,19 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sheafdeq.cli.arguments import names_of, present_folder
+from sheafdeq.cli.arguments import Parser, names_of, present_folder
 from sheafdeq.report.grid import fitted, terminal_width
 
 __all__ = ["configure"]
 
 
-def configure(commands: Any) -> None:
-    """Add ``zoo``, ``zoo show`` and ``zoo add``."""
-    parser = commands.add_parser(
-        "zoo",
-        help="list the trained models that ship, or show the card of one",
-        description="List the trained models that ship with the package; sheafdeq.load(NAME) gives "
-        "one. 'sheafdeq zoo show NAME' prints its card, 'sheafdeq zoo add RUN' makes one of a "
-        "finished run and its certificate.",
-    )
+HELP = "list the trained models that ship, or show the card of one"
+
+
+def configure(parser: Parser) -> None:
+    """List the trained models that ship with the package; sheafdeq.load(NAME) gives one. 'sheafdeq
+    zoo show NAME' prints its card, 'sheafdeq zoo add RUN' makes one of a finished run and its
+    certificate."""
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
         "--wide", action="store_true", help="every column, however wide the terminal is"
