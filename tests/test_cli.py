@@ -64,11 +64,9 @@ def test_small_demo_holds_two_models_against_each_other_and_reports_a_missed_goa
     assert report["goal_reached"] is False
     paper, cascade = report["models"]
     assert [row["iterations"] for row in paper["horizons"]] == [20, 100]
-    assert (paper["verdict"], cascade["verdict"], cascade["reach"]) == (
-        "not certified",
-        "certified",
-        "global",
-    )
+    assert paper["horizons"][1]["residual"] > 1e-4
+    assert paper["verdict"] == "nothing sought, it does not rest"
+    assert (cascade["verdict"], cascade["reach"]) == ("certified", "global")
     assert cascade["rate"] < 1
     assert cascade["starts"]["apart"] < 1e-2  # what is proved is seen
     for row in (*paper["horizons"], *cascade["horizons"]):
