@@ -8,6 +8,7 @@
 #include "attention.hpp"
 #include "blocks.hpp"
 #include "layout.hpp"
+#include "narrow.hpp"
 #include "nodes.hpp"
 
 namespace {
@@ -34,64 +35,74 @@ sheafdeq::Layout random_layout(std::int64_t n, std::int64_t e) {
   return sheafdeq::Layout(std::move(source), std::move(pointer), std::vector<double>(e, 0.5), std::vector<double>(n, 2.0), n);
 }
 
-template <class T, int D> double once(int d, int q, int h, std::int64_t n, std::int64_t e, bool with_edges, int threads) {
+template <class T, class Nodes, class EdgesOfNodes, bool narrow> double step_once(int d, int q, int h, std::int64_t n, std::int64_t e, bool with_edges, int threads) {
   constexpr int W = Lanes<T>::W;
-  auto padded = [](int width) { return (width + W - 1) / W * W; };
+  auto padded = [](int width) { return narrow ? width : (width + W - 1) / W * W; };
   const sheafdeq::Layout layout = random_layout(n, e);
   const sheafdeq::Plan& plan = layout.plan(threads);
-  const int hidden = padded(h), channels = padded(q), c = d * q, wide = padded(c), width = 2 * hidden + d * channels;
+  const int hidden = padded(h), channels = padded(q), c = d * q, wide = padded(c);
+  const int hidden_row = narrow ? sheafdeq::narrow_row : 2 * hidden, value_row = narrow ? sheafdeq::narrow_row : d * channels;
+  const int width = hidden_row + value_row;
 
   NodePass<T> nodes;
   nodes.d = d, nodes.q = q, nodes.channels = channels, nodes.hidden = hidden;
   Buffer<T> state(n * c), columns(c * 4 * hidden), rows(4 * hidden * wide), bias(2 * hidden), stalk(d * d), mix(q * channels),
-      mix_columns(q * channels), source(n * width), target(n * 2 * hidden);
+      mix_columns(q * channels), source(n * width), target(n * hidden_row);
   nodes.state = state, nodes.first_columns = columns, nodes.first_rows = rows, nodes.bias = bias, nodes.stalk_mixing = stalk;
   nodes.channel_mixing = mix, nodes.channel_mixing_columns = mix_columns;
-  nodes.source = source, nodes.source_stride = width, nodes.target = target, nodes.target_stride = 2 * hidden;
-  Buffer<T> node_scratch(NodeKernel<T>::scratch(nodes));
-  NodeKernel<T>::forward(nodes, 0, n, node_scratch);
+  nodes.inverse_degree = layout.inverse_degrees(T());
+  nodes.source = source, nodes.source_stride = width, nodes.target = target, nodes.target_stride = hidden_row;
+  Buffer<T> node_scratch(Nodes::scratch(nodes));
+  Nodes::forward(nodes, 0, n, node_scratch);
 
   EdgePass<T> pass;
   pass.d = d, pass.channels = channels, pass.hidden = hidden, pass.step_channels = q, pass.shift = T(1.3);
   pass.outputs = d * d, pass.row = width;
   pass.source = layout.source.data(), pass.target = layout.target.data(), pass.pointer = layout.pointer.data();
   pass.weight = layout.weights(T()), pass.inverse_degree = layout.inverse_degrees(T());
-  pass.source_hidden = source, pass.source_values = pass.own_values = source + 2 * hidden;
+  pass.source_hidden = source, pass.source_values = pass.own_values = source + hidden_row;
   pass.source_hidden_stride = pass.source_values_stride = pass.own_values_stride = width;
-  pass.target_hidden = target, pass.target_hidden_stride = 2 * hidden;
+  pass.target_hidden = target, pass.target_hidden_stride = hidden_row;
   Buffer<T> edge_hidden(e * 2 * hidden), edge_grad(e * 2 * hidden);
   if (with_edges) pass.edge_hidden = edge_hidden, pass.edge_hidden_stride = 2 * hidden;
   Buffer<T> maps(2 * d * d * hidden), map_bias(2 * d * d), drive(n * c), out(n * c), tanh(n * c);
   for (int map = 0; map < 2; map++) pass.weight_of_map[map] = maps + map * d * d * hidden, pass.bias_of_map[map] = map_bias + map * d * d;
   pass.drive = drive, pass.step = out, pass.tanh = tanh;
-  Buffer<T> scratch(edge_scratch<T>(d, hidden, channels));
+  Buffer<T> scratch(narrow ? narrow_scratch<T>(d, h) : edge_scratch<T>(d, hidden, channels));
   for (int t = 0; t < threads; t++) {
     EdgeShare<T> share;
     share.first = plan.bounds[t], share.last = plan.bounds[t + 1], share.scratch = scratch;
-    EdgeKernel<T, D>::forward(pass, share);
+    EdgesOfNodes::forward(pass, share);
   }
 
-  Buffer<T> grad(n * c), source_grad((n + plan.ghosts) * width), target_grad(n * 2 * hidden), own_grad(n * d * channels);
+  Buffer<T> grad(n * c), source_grad((n + plan.ghosts) * width), target_grad(n * hidden_row), own_grad(n * value_row);
   std::fill_n(source_grad.data.get(), (n + plan.ghosts) * width, T(0));
   pass.step_grad = grad, pass.own_values_grad = own_grad, pass.grad = own_grad;
-  pass.own_values_grad_stride = pass.grad_stride = d * channels;
+  pass.own_values_grad_stride = pass.grad_stride = value_row;
   pass.slot = plan.slot.empty() ? layout.source.data() : plan.slot.data();
   pass.source_grad = source_grad, pass.source_grad_stride = width;
-  pass.target_hidden_grad = target_grad, pass.target_hidden_grad_stride = 2 * hidden;
+  pass.target_hidden_grad = target_grad, pass.target_hidden_grad_stride = hidden_row;
   if (with_edges) pass.edge_hidden_grad = edge_grad, pass.edge_hidden_grad_stride = 2 * hidden;
-  std::vector<double> edge_sums(2 * d * d * (hidden + 1)), node_sums(NodeKernel<T>::parameters(nodes));
+  std::vector<double> edge_sums(2 * d * d * (hidden + 1)), node_sums(Nodes::parameters(nodes));
   for (int t = 0; t < threads; t++) {
     EdgeShare<T> share;
     share.first = plan.bounds[t], share.last = plan.bounds[t + 1], share.scratch = scratch, share.parameter_grad = edge_sums.data();
-    EdgeKernel<T, D>::backward(pass, share);
+    EdgesOfNodes::backward(pass, share);
   }
   Buffer<T> state_grad(n * c);
-  nodes.source = source_grad, nodes.target = target_grad, nodes.own_grad = own_grad, nodes.own_grad_stride = d * channels;
+  nodes.source = source_grad, nodes.target = target_grad, nodes.own_grad = own_grad, nodes.own_grad_stride = value_row;
   nodes.state_grad = state_grad;
-  NodeKernel<T>::backward(nodes, 0, n, node_scratch, node_sums.data());
+  Nodes::backward(nodes, 0, n, node_scratch, node_sums.data());
   double total = 0;
   for (std::int64_t i = 0; i < n * c; i++) total += static_cast<double>(state_grad[i]) + static_cast<double>(out[i]);
   return total;
+}
+
+template <class T, int D> double once(int d, int q, int h, std::int64_t n, std::int64_t e, bool with_edges, int threads) {
+  return step_once<T, NodeKernel<T>, EdgeKernel<T, D>, false>(d, q, h, n, e, with_edges, threads);
+}
+template <class T, int D> double narrow_once(int q, int h, std::int64_t n, std::int64_t e, bool with_edges, int threads) {
+  return step_once<T, NarrowNodes<T>, NarrowEdges<T, D>, true>(D, q, h, n, e, with_edges, threads);
 }
 
 #ifndef SHEAFDEQ_DRIVER_STEP
@@ -219,6 +230,8 @@ template <class T> double all() {
       for (const int threads : {1, 3}) {
         total += once<T, 3>(3, 5, 7, 53, e, more, threads);
 #ifndef SHEAFDEQ_DRIVER_STEP
+        total += narrow_once<T, 3>(2, 6, 53, e, more, threads);
+        total += narrow_once<T, 2>(3, 8, 9, e, more, threads);
         total += once<T, 0>(7, 2, 9, 6, e, more, threads);
         total += once<T, 0>(1, 3, 5, 9, e, more, threads);
         total += blocks_once<T, 3>(3, 5, 7, 53, e, more, threads);

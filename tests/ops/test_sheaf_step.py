@@ -181,6 +181,37 @@ def test_every_instruction_set_and_many_blocks(dtype: torch.dtype, instruction_s
     )
 
 
+NARROW = [(3, 2, 6), (3, 2, 8), (2, 4, 8), (2, 1, 3), (1, 8, 8)]
+
+
+@needs_native
+@pytest.mark.parametrize("sizes", NARROW)
+@pytest.mark.parametrize("edge_features", [False, True])
+@pytest.mark.parametrize(
+    "instruction_set", native_module().instruction_sets() if native_available() else []
+)
+def test_steps_with_few_channels(
+    sizes: tuple[int, int, int], edge_features: bool, instruction_set: str
+) -> None:
+    d, q, h = sizes
+    graph = graphs.random_graph(203, 700, 9, dtype=torch.float64)  # some nodes hear nobody
+    tensors = step_arguments(graph, d, q, h, 9, edge_features)
+    options = (1.3, 2.0, True, graph.edges, d, q)
+    module = native_module()
+    assert module is not None
+    before = module.instruction_set()
+    try:
+        module.choose_instruction_set(instruction_set)
+        ours = value_and_gradients(sheaf_step, tensors, *options)
+        single = [None if t is None else t.detach().float().requires_grad_() for t in tensors]
+        value = value_and_gradients(sheaf_step, single, *options)[0]
+    finally:
+        module.choose_instruction_set(before)
+    theirs = value_and_gradients(sheaf_step_reference, tensors, *options)
+    assert disagreement(ours, theirs, d) < 1e-11
+    assert disagreement([value.double()], theirs[:1]) < 1e-5
+
+
 @needs_native
 def test_the_comparison_rejects_a_wrong_gradient() -> None:
     graph = random_graph(10, 30, 3)
@@ -270,12 +301,13 @@ def test_zero_maps_do_not_propagate_and_have_finite_gradients() -> None:
 @needs_native
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_not_a_number_is_not_hidden(dtype: torch.dtype, bad: float) -> None:
+@pytest.mark.parametrize(("q", "h"), [(8, 16), (4, 8)])
+def test_what_is_not_a_number_is_not_hidden(q: int, h: int, dtype: torch.dtype, bad: float) -> None:
     graph = Graph.build(torch.zeros(4, 1, dtype=dtype), torch.tensor([[0, 1, 2], [1, 2, 0]]))
-    tensors = step_arguments(graph, 2, 8, 16, dtype=dtype)
+    tensors = step_arguments(graph, 2, q, h, dtype=dtype)
     state = tensors[0].detach().clone()  # type: ignore[union-attr]
     state[0, 3] = bad
-    out = sheaf_step(state, *tensors[1:], 1.3, 2.0, True, graph.edges, 2, 8)  # type: ignore[arg-type]
+    out = sheaf_step(state, *tensors[1:], 1.3, 2.0, True, graph.edges, 2, q)  # type: ignore[arg-type]
     assert bool(torch.isnan(out[0]).any())
     assert bool(torch.isnan(out[1]).all())  # hears node 0
     assert bool(torch.isfinite(out[3]).all())  # hears nobody
@@ -286,10 +318,11 @@ def test_what_is_not_a_number_is_not_hidden(dtype: torch.dtype, bad: float) -> N
 
 @needs_native
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_bitwise_repeatable_for_a_thread_count(threads: int) -> None:
+@pytest.mark.parametrize(("q", "h"), [(16, 24), (2, 6)])
+def test_bitwise_repeatable_for_a_thread_count(q: int, h: int, threads: int) -> None:
     graph = random_graph(900, 20000, 6, dtype=torch.float32)
-    tensors = step_arguments(graph, 3, 16, 24, 6, True, torch.float32)
-    options = (1.3, 2.0, True, graph.edges, 3, 16)
+    tensors = step_arguments(graph, 3, q, h, 6, True, torch.float32)
+    options = (1.3, 2.0, True, graph.edges, 3, q)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)

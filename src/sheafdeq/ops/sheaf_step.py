@@ -18,7 +18,7 @@ from torch.nn import functional
 from sheafdeq.derivatives import differentiable_once
 from sheafdeq.edges import Edges
 from sheafdeq.errors import InputError
-from sheafdeq.ops.native_calls import check_tensors, cut, native, serves
+from sheafdeq.ops.native_calls import Native, check_tensors, cut, native, pad, serves
 from sheafdeq.ops.native_module import NORM_FLOOR
 from sheafdeq.ops.node_order import step_layout
 from sheafdeq.ops.sheaf_propagate import (
@@ -173,6 +173,15 @@ def _check_step(
     check_layers("second", weights.second, d * d, h, state)
 
 
+def _edge_table(
+    calls: Native, edge_hidden: Tensor | None, h: int, options: StepOptions
+) -> Tensor | None:
+    """(e, 2h) rows, both halves padded as the step of these sizes wants them."""
+    if edge_hidden is None:
+        return None
+    return pad(edge_hidden, 2, calls.step_padding(options.d, options.q, h))
+
+
 class _Step(torch.autograd.Function):
     """The whole native step. Saved for backward: the state and the tanh, nothing of size e."""
 
@@ -191,7 +200,7 @@ class _Step(torch.autograd.Function):
             state.detach().contiguous(),
             drive.detach().contiguous(),
             *(parameter.detach().contiguous() for parameter in parameters),
-            calls.edge_table(edge_hidden, len(parameters[1])),
+            _edge_table(calls, edge_hidden, len(parameters[1]), options),
             out,
             tanh,
             thread_count(),
@@ -211,7 +220,8 @@ class _Step(torch.autograd.Function):
         state_grad = calls.empty(*state.shape)
         edge_hidden_grad = None
         if edge_hidden is not None and ctx.needs_input_grad[12]:
-            edge_hidden_grad = calls.empty(len(edge_hidden), 2 * calls.padded(h))
+            width = calls.step_padding(options.d, options.q, h)
+            edge_hidden_grad = calls.empty(len(edge_hidden), 2 * width)
         sizes = [parameter.numel() for parameter in parameters]
         parameter_grad = calls.empty(sum(sizes)) if any(ctx.needs_input_grad[2:12]) else None
         calls.step_backward(
@@ -222,7 +232,7 @@ class _Step(torch.autograd.Function):
             state.detach().contiguous(),
             tanh,
             *(parameter.detach().contiguous() for parameter in parameters),
-            calls.edge_table(edge_hidden, h),
+            _edge_table(calls, edge_hidden, h, options),
             calls.contiguous(grad),
             state_grad,
             edge_hidden_grad,

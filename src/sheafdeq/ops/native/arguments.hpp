@@ -9,6 +9,10 @@ namespace sheafdeq {
 // depend on it: sheafdeq.ops.native_module holds the same number and refuses an extension with another one.
 inline constexpr double norm_floor = 1e-12;
 
+// Steps with few channels (narrow.hpp) have rows of this many entries, and serve stalks up to `narrow_dimensions`.
+inline constexpr int narrow_row = 16;
+inline constexpr int narrow_dimensions = 3;
+
 // Everything one pass over the edges reads and writes. Rows may lie further apart than they are wide
 // (`*_stride`, in elements). `hidden` and `channels` are padded to a multiple of the vector length with
 // zeros, which change no result. Indices come from a Layout, which has checked them.
@@ -149,6 +153,7 @@ template <class T> struct NodePass {
   const T* own_grad = nullptr;
   std::int64_t own_grad_stride = 0;
   T* state_grad = nullptr;  // (n, d q)
+  const T* inverse_degree = nullptr;  // (n), read where `own_grad` is completed by the node part
 };
 
 constexpr int specialised_dimensions = 4;
@@ -176,15 +181,23 @@ template <class T> struct BlockKernels {
   std::int64_t (*scratch)(int d, int hidden, int row);
 };
 
+// The node part of a step.
+template <class T> struct NodeFunctions {
+  void (*forward)(const NodePass<T>&, std::int64_t first, std::int64_t last, T* scratch);
+  void (*backward)(const NodePass<T>&, std::int64_t first, std::int64_t last, T* scratch, double* parameter_grad);
+  std::int64_t (*scratch)(const NodePass<T>&);
+  std::int64_t (*parameters)(const NodePass<T>&);
+};
+
 // The copy of the kernels for one instruction set and scalar type.
 template <class T> struct Kernels {
   int lanes;
-  EdgeFunctions<T> edges[specialised_dimensions];  // d = 1..4; null where the general functions serve
   std::int64_t (*edge_scratch)(int d, int hidden, int channels);
-  void (*node_forward)(const NodePass<T>&, std::int64_t first, std::int64_t last, T* scratch);
-  void (*node_backward)(const NodePass<T>&, std::int64_t first, std::int64_t last, T* scratch, double* parameter_grad);
-  std::int64_t (*node_scratch)(const NodePass<T>&);
-  std::int64_t (*node_parameters)(const NodePass<T>&);
+  NodeFunctions<T> nodes;
+  std::int64_t (*narrow_scratch)(int d, int hidden);
+  NodeFunctions<T> narrow_nodes;
+  EdgeFunctions<T> edges[specialised_dimensions];  // d = 1..4; null where the general functions serve
+  EdgeFunctions<T> narrow_edges[narrow_dimensions];
 };
 
 }  // namespace sheafdeq

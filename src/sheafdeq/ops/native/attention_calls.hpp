@@ -100,6 +100,7 @@ void attention_backward(const Layout& layout, int heads, int width, int value_wi
   T* const own_out = own_bias_grad ? own_bias_grad->data() : nullptr;
   pass.slot = plan.slot.empty() ? layout.source.data() : plan.slot.data();
   nb::gil_scoped_release release;
+  const FloatMode mode(FloatMode::with_flushing());
   const AttentionFunctions<T>& functions = *chosen->copies(T()).attention;
   std::vector<double> sums(static_cast<std::size_t>(threads) * heads, 0.0);
   in_parallel(threads, [&](int t) {

@@ -92,6 +92,7 @@ void map_backward(const Layout& layout, int d, int hidden, T sign, T softening, 
   if (static_cast<std::int64_t>(parameter_grad.shape(0)) != parameters) refuse("parameter_grad", "has the wrong shape");
   T* const parameter_out = parameter_grad.data();
   nb::gil_scoped_release release;
+  const FloatMode mode(FloatMode::with_flushing());
   const std::int64_t size = chosen->copies(T()).blocks->scratch(d, hidden, 0);
   std::vector<double> sums(static_cast<std::size_t>(threads * parameters), 0.0);
   in_parallel(threads, [&](int t) {
@@ -192,6 +193,7 @@ void product_backward(const Layout& layout, int d, int channels, int parts, int 
   if (minus_diagonal_grad && !diagonal_grad) refuse("minus_diagonal_grad", "comes with diagonal_grad");
   pass.slot = plan.slot.empty() ? layout.source.data() : plan.slot.data();
   nb::gil_scoped_release release;
+  const FloatMode mode(FloatMode::with_flushing());
   std::optional<Table<T>> through_gate;
   if (gate) {
     through_gate.emplace(layout, source_gradient, n * width);

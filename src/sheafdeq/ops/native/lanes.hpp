@@ -43,6 +43,7 @@ template <> struct Lanes<float> {
   typedef float V __attribute__((vector_size(vector_bytes)));
   typedef float Loose __attribute__((vector_size(vector_bytes), aligned(4), may_alias));
   typedef std::int32_t I __attribute__((vector_size(vector_bytes)));
+  typedef std::uint32_t U __attribute__((vector_size(vector_bytes)));
   static constexpr int W = vector_bytes / 4;
   static constexpr int G = 4;  // elements in a group of 128 bits
 };
@@ -50,6 +51,7 @@ template <> struct Lanes<double> {
   typedef double V __attribute__((vector_size(vector_bytes)));
   typedef double Loose __attribute__((vector_size(vector_bytes), aligned(8), may_alias));
   typedef std::int64_t I __attribute__((vector_size(vector_bytes)));
+  typedef std::uint64_t U __attribute__((vector_size(vector_bytes)));
   static constexpr int W = vector_bytes / 8;
   static constexpr int G = 2;
 };
@@ -189,7 +191,7 @@ template <class T> constexpr T taming_factor = sizeof(T) == 4 ? T(0x1p-80) : T(0
 // reduction adds 1.5 * 2^mantissa, which rounds to an integer and leaves it in the low bits. NaN stays NaN.
 
 SHEAFDEQ_INLINE Vec<float> exponential(Vec<float> x) {
-  using I = Lanes<float>::I;
+  using U = Lanes<float>::U;  // lanes that nobody reads may hold anything: they wrap around
   const Vec<float> magic = splat(12582912.0f);
   const Vec<float> shifted = x * splat(1.44269504088896341f) + magic;
   const Vec<float> n = shifted - magic;
@@ -201,10 +203,10 @@ SHEAFDEQ_INLINE Vec<float> exponential(Vec<float> x) {
   y = y * r + splat(1.6666665459e-1f);
   y = y * r + splat(5.0000001201e-1f);
   y = y * r * r + r + splat(1.0f);
-  return (Vec<float>)((I)y + ((I)shifted << 23));
+  return (Vec<float>)((U)y + ((U)shifted << 23));
 }
 SHEAFDEQ_INLINE Vec<double> exponential(Vec<double> x) {
-  using I = Lanes<double>::I;
+  using U = Lanes<double>::U;
   const Vec<double> magic = splat(6755399441055744.0);
   const Vec<double> shifted = x * splat(1.4426950408889634073599) + magic;
   const Vec<double> n = shifted - magic;
@@ -218,7 +220,7 @@ SHEAFDEQ_INLINE Vec<double> exponential(Vec<double> x) {
   s = s * z + splat(2.27265548208155028766e-1);
   s = s * z + splat(2.00000000000000000009);
   const Vec<double> y = splat(1.0) + splat(2.0) * (p / (s - p));
-  return (Vec<double>)((I)y + ((I)shifted << 52));
+  return (Vec<double>)((U)y + ((U)shifted << 52));
 }
 SHEAFDEQ_INLINE Vec<float> tanh_near(Vec<float> x) {
   const Vec<float> z = x * x;

@@ -14,6 +14,7 @@
 
 #include "arguments.hpp"
 #include "attention_arguments.hpp"
+#include "float_mode.hpp"
 #include "layout.hpp"
 #include "pool.hpp"
 
@@ -142,10 +143,14 @@ template <class F> void in_parallel(int threads, F&& work) {
     work(0);
     return;
   }
+  const FloatMode::Word word = FloatMode::current();  // other threads compute as the calling one does
 #ifdef _OPENMP
 #pragma omp parallel for schedule(static, 1) num_threads(threads)
 #endif
-  for (int t = 0; t < threads; t++) work(t);
+  for (int t = 0; t < threads; t++) {
+    const FloatMode mode(word);
+    work(t);
+  }
 }
 
 // Memory that stays with its thread, so that a step allocates nothing.
@@ -289,6 +294,7 @@ void edge_backward(const Layout& layout, int d, int channels, int hidden, Matrix
   T* parameter_out = parameter_grad.data();
 
   nb::gil_scoped_release release;
+  const FloatMode mode(FloatMode::with_flushing());
   const std::int64_t size = chosen->kernels(T()).edge_scratch(d, hidden, channels);
   std::vector<double> sums(static_cast<std::size_t>(threads * parameters), 0.0);
   const std::int64_t rows = m + plan.ghosts, row_bytes = (2 * hidden + width) * static_cast<std::int64_t>(sizeof(T));
@@ -343,30 +349,62 @@ template <class T> T* shifted(T* table, std::int64_t elements) {
   return reinterpret_cast<T*>(reinterpret_cast<std::uintptr_t>(table) - static_cast<std::uintptr_t>(elements) * sizeof(T));
 }
 
-// The copy for a step of h hidden units and q channels: vectors that channels fill to less than a half cost as much as full ones.
-// What the edges contribute was padded for `chosen`, so with it both must pad alike.
-template <class T> const Variant& fitting(int h, int q, bool with_edges) {
-  const int lanes = chosen->kernels(T()).lanes, half = narrow->kernels(T()).lanes;
+// The functions that serve a step, and the padding they want.
+template <class T> struct StepFunctions {
+  const Kernels<T>* kernels = nullptr;
+  EdgeFunctions<T> edges;
+  NodeFunctions<T> nodes;
+  bool narrow = false;  // rows of `narrow_row` entries, nothing else padded
+
+  int padded(int width) const {
+    const int lanes = narrow ? 1 : kernels->lanes;
+    return (width + lanes - 1) / lanes * lanes;
+  }
+  std::int64_t scratch(const NodePass<T>& pass) const {
+    const std::int64_t of_edges =
+        narrow ? kernels->narrow_scratch(pass.d, pass.hidden) : kernels->edge_scratch(pass.d, pass.hidden, pass.channels);
+    return std::max(of_edges, nodes.scratch(pass));
+  }
+};
+
+// Rows that would fill a fraction of a vector have kernels of their own. Otherwise vectors that channels fill to less than a half
+// cost as much as full ones: half as long ones are taken, unless edges contribute, which were padded for `chosen`, and both pad
+// otherwise.
+template <class T> StepFunctions<T> step_functions(int d, int q, int h, bool with_edges) {
+  StepFunctions<T> found;
+  const Kernels<T>& kernels = chosen->kernels(T());
+  if (d >= 1 && d <= narrow_dimensions && kernels.narrow_edges[d - 1].forward && 2 * h <= narrow_row && d * q + d * d <= narrow_row) {
+    found.kernels = &kernels;
+    found.edges = kernels.narrow_edges[d - 1];
+    found.nodes = kernels.narrow_nodes;
+    found.narrow = true;
+    return found;
+  }
+  const int lanes = kernels.lanes, half = narrow->kernels(T()).lanes;
   const bool alike = (h + lanes - 1) / lanes * lanes == (h + half - 1) / half * half;
-  return q <= half && (alike || !with_edges) ? *narrow : *chosen;
+  const Variant& variant = q <= half && (alike || !with_edges) ? *narrow : *chosen;
+  found.kernels = &variant.kernels(T());
+  found.edges = functions_for<T>(d, variant);
+  found.nodes = found.kernels->nodes;
+  return found;
 }
 
 // The parameters of a step in the layout and padding the kernels want, and the shapes that go with them.
 template <class T> struct StepParameters {
   int d, q, h, inputs, hidden, channels, wide;
+  int hidden_row, value_row;  // entries of a row of both hidden parts, and of a row of values
   Memory memory;
   NodePass<T> nodes;
   EdgePass<T> edges;
 
-  StepParameters(const Variant& variant, const Layout& layout, int d_, int q_, bool pre_norm, const Matrix<const T>& first_source_weight,
+  StepParameters(const StepFunctions<T>& functions, const Layout& layout, int d_, int q_, bool pre_norm, const Matrix<const T>& first_source_weight,
                  const Row<const T>& first_source_bias, const Matrix<const T>& first_target_weight,
                  const Row<const T>& first_target_bias, const Matrix<const T>& second_source_weight,
                  const Row<const T>& second_source_bias, const Matrix<const T>& second_target_weight,
                  const Row<const T>& second_target_bias, const Matrix<const T>& stalk_mixing,
                  const Matrix<const T>& channel_mixing)
       : d(d_), q(q_) {
-    const int lanes = variant.kernels(T()).lanes;
-    auto padded = [&](int width) { return (width + lanes - 1) / lanes * lanes; };
+    auto padded = [&](int width) { return functions.padded(width); };
     if (q < 1) refuse("channels", "must be positive");
     h = static_cast<int>(first_source_weight.shape(0));
     inputs = static_cast<int>(first_source_weight.shape(1));
@@ -375,6 +413,8 @@ template <class T> struct StepParameters {
     channels = padded(q);
     const int c = d * q, h4 = 4 * hidden, dd = d * d;
     wide = padded(c);
+    hidden_row = functions.narrow ? narrow_row : 2 * hidden;
+    value_row = functions.narrow ? narrow_row : d * channels;
     std::int64_t stride[6];
     const T* first[2] = {checked(first_source_weight, h, inputs, stride[0], "first_source_weight"),
                          checked(first_target_weight, h, inputs, stride[1], "first_target_weight")};
@@ -442,14 +482,14 @@ template <class T> struct StepParameters {
     edges.target = layout.target.data();
     edges.pointer = layout.pointer.data();
     edges.weight = layout.weights(T());
-    edges.inverse_degree = layout.inverse_degrees(T());
+    edges.inverse_degree = nodes.inverse_degree = layout.inverse_degrees(T());
     for (int map = 0; map < 2; map++) {
       edges.weight_of_map[map] = maps + static_cast<std::int64_t>(map) * dd * hidden;
       edges.bias_of_map[map] = second_bias[map]->data();
     }
   }
 
-  int source_width() const { return 2 * hidden + d * channels; }
+  int source_width() const { return hidden_row + value_row; }
 };
 
 // Tables [A | Y] and B of some nodes.
@@ -457,11 +497,11 @@ template <class T> struct NodeTables {
   Table<T> source, target;
   NodeTables(const StepParameters<T>& parameters, const Layout& layout, std::int64_t nodes)
       : source(layout, source_table, nodes * parameters.source_width()),
-        target(layout, target_table, nodes * 2 * parameters.hidden) {}
+        target(layout, target_table, nodes * parameters.hidden_row) {}
 
   // Let the passes see these tables, of which the first row is that of node `first`.
   void show(const StepParameters<T>& parameters, std::int64_t first, NodePass<T>& nodes, EdgePass<T>& edges) const {
-    const std::int64_t width = parameters.source_width(), narrow = 2 * parameters.hidden;
+    const std::int64_t width = parameters.source_width(), narrow = parameters.hidden_row;
     nodes.source_stride = edges.source_hidden_stride = edges.source_values_stride = edges.own_values_stride = width;
     nodes.target_stride = edges.target_hidden_stride = narrow;
     nodes.source = shifted(source.get(), first * width);
@@ -477,11 +517,11 @@ template <class T> struct GradientTables {
   Table<T> source, target, own;
   GradientTables(const StepParameters<T>& parameters, const Layout& layout, std::int64_t nodes, std::int64_t ghosts)
       : source(layout, source_gradient, (nodes + ghosts) * parameters.source_width()),
-        target(layout, target_gradient, nodes * 2 * parameters.hidden),
-        own(layout, own_gradient, nodes * parameters.d * parameters.channels) {}
+        target(layout, target_gradient, nodes * parameters.hidden_row),
+        own(layout, own_gradient, nodes * parameters.value_row) {}
 
   void show(const StepParameters<T>& parameters, std::int64_t first, NodePass<T>& nodes, EdgePass<T>& edges) const {
-    const std::int64_t width = parameters.source_width(), narrow = 2 * parameters.hidden, values = width - narrow;
+    const std::int64_t width = parameters.source_width(), narrow = parameters.hidden_row, values = parameters.value_row;
     nodes.source_stride = edges.source_grad_stride = width;
     nodes.target_stride = edges.target_hidden_grad_stride = narrow;
     nodes.own_grad_stride = edges.own_values_grad_stride = edges.grad_stride = values;
@@ -507,11 +547,10 @@ void step_forward(const Layout& layout, int d, int q, bool pre_norm, T shift, Ma
                   Matrix<const T> second_target_weight, Row<const T> second_target_bias, Matrix<const T> stalk_mixing,
                   Matrix<const T> channel_mixing, std::optional<Matrix<const T>> edge_hidden, Matrix<T> out,
                   std::optional<Matrix<T>> tanh, int requested_threads) {
-  const Variant& variant = fitting<T>(static_cast<int>(first_source_weight.shape(0)), q, edge_hidden.has_value());
-  const EdgeFunctions<T> functions = functions_for<T>(d, variant);
+  const StepFunctions<T> functions = step_functions<T>(d, q, static_cast<int>(first_source_weight.shape(0)), edge_hidden.has_value());
   const std::int64_t n = layout.targets();
   if (layout.sources != n) refuse("layout", "must have as many sources as targets");
-  StepParameters<T> parameters(variant, layout, d, q, pre_norm, first_source_weight, first_source_bias, first_target_weight,
+  StepParameters<T> parameters(functions, layout, d, q, pre_norm, first_source_weight, first_source_bias, first_target_weight,
                                first_target_bias, second_source_weight, second_source_bias, second_target_weight,
                                second_target_bias, stalk_mixing, channel_mixing);
   parameters.nodes.state = contiguous(state, n, d * q, "state");
@@ -523,16 +562,14 @@ void step_forward(const Layout& layout, int d, int q, bool pre_norm, T shift, Ma
   if (edge_hidden)
     pass.edge_hidden = checked(*edge_hidden, layout.edges(), 2 * parameters.hidden, pass.edge_hidden_stride, "edge_hidden");
   const int threads = threads_for(layout, requested_threads);
-  const Kernels<T>& kernels = variant.kernels(T());
   nb::gil_scoped_release release;
-  const std::int64_t edge_size = kernels.edge_scratch(d, parameters.hidden, parameters.channels);
-  const std::int64_t size = std::max(edge_size, kernels.node_scratch(parameters.nodes));
+  const std::int64_t size = functions.scratch(parameters.nodes);
   auto edges_of = [&](const EdgePass<T>& edges, std::int64_t first, std::int64_t last) {
     EdgeShare<T> share;
     share.first = first;
     share.last = last;
     share.scratch = aligned_scratch<T>(size);
-    functions.forward(edges, share);
+    functions.edges.forward(edges, share);
   };
   const Pieces& pieces = layout.pieces(threads);
   if (!pieces.share.empty()) {  // every thread on its own, one piece after the other
@@ -545,7 +582,7 @@ void step_forward(const Layout& layout, int d, int q, bool pre_norm, T shift, Ma
         tables.show(parameters, ready, nodes, edges);
         for (std::int64_t k = pieces.chunk_of[p]; k < pieces.chunk_of[p + 1]; k++) {
           const Chunk& chunk = pieces.chunks[k];
-          kernels.node_forward(nodes, ready, chunk.ready, aligned_scratch<T>(size));
+          functions.nodes.forward(nodes, ready, chunk.ready, aligned_scratch<T>(size));
           ready = chunk.ready;
           edges_of(edges, chunk.first, chunk.last);
         }
@@ -557,7 +594,7 @@ void step_forward(const Layout& layout, int d, int q, bool pre_norm, T shift, Ma
   const NodeTables<T> tables(parameters, layout, n);
   tables.show(parameters, 0, parameters.nodes, pass);
   in_parallel(threads, [&](int t) {
-    kernels.node_forward(parameters.nodes, n * t / threads, n * (t + 1) / threads, aligned_scratch<T>(size));
+    functions.nodes.forward(parameters.nodes, n * t / threads, n * (t + 1) / threads, aligned_scratch<T>(size));
   });
   in_parallel(threads, [&](int t) { edges_of(pass, plan.bounds[t], plan.bounds[t + 1]); });
 }
@@ -571,12 +608,10 @@ void step_backward(const Layout& layout, int d, int q, bool pre_norm, Matrix<con
                    Matrix<const T> channel_mixing, std::optional<Matrix<const T>> edge_hidden, Matrix<const T> grad,
                    Matrix<T> state_grad, std::optional<Matrix<T>> edge_hidden_grad, std::optional<Row<T>> parameter_grad,
                    int requested_threads) {
-  const Variant& variant = fitting<T>(static_cast<int>(first_source_weight.shape(0)), q, edge_hidden.has_value());
-  const EdgeFunctions<T> functions = functions_for<T>(d, variant);
-  const Kernels<T>& kernels = variant.kernels(T());
+  const StepFunctions<T> functions = step_functions<T>(d, q, static_cast<int>(first_source_weight.shape(0)), edge_hidden.has_value());
   const std::int64_t n = layout.targets();
   if (layout.sources != n) refuse("layout", "must have as many sources as targets");
-  StepParameters<T> parameters(variant, layout, d, q, pre_norm, first_source_weight, first_source_bias, first_target_weight,
+  StepParameters<T> parameters(functions, layout, d, q, pre_norm, first_source_weight, first_source_bias, first_target_weight,
                                first_target_bias, second_source_weight, second_source_bias, second_target_weight,
                                second_target_bias, stalk_mixing, channel_mixing);
   const int hidden = parameters.hidden, channels = parameters.channels, width = parameters.source_width(), c = d * q;
@@ -598,10 +633,11 @@ void step_backward(const Layout& layout, int d, int q, bool pre_norm, Matrix<con
 
   const int threads = threads_for(layout, requested_threads);
   nb::gil_scoped_release release;
-  const std::int64_t edge_count = 2LL * dd * (hidden + 1), node_count = kernels.node_parameters(parameters.nodes);
+  const FloatMode mode(FloatMode::with_flushing());
+  const std::int64_t edge_count = 2LL * dd * (hidden + 1), node_count = functions.nodes.parameters(parameters.nodes);
   const std::int64_t count = edge_count + node_count;
   std::vector<double> sums(parameter_out ? static_cast<std::size_t>(threads * count) : 0, 0.0);
-  const std::int64_t size = std::max(kernels.edge_scratch(d, hidden, channels), kernels.node_scratch(parameters.nodes));
+  const std::int64_t size = functions.scratch(parameters.nodes);
   NodePass<T> nodes = parameters.nodes;  // of the gradients
   nodes.state_grad = state_out;
   auto edges_of = [&](const EdgePass<T>& edges, int t, std::int64_t first, std::int64_t last) {
@@ -610,10 +646,10 @@ void step_backward(const Layout& layout, int d, int q, bool pre_norm, Matrix<con
     share.last = last;
     share.scratch = aligned_scratch<T>(size);
     share.parameter_grad = parameter_out ? sums.data() + t * count : nullptr;
-    functions.backward(edges, share);
+    functions.edges.backward(edges, share);
   };
   auto nodes_of = [&](const NodePass<T>& grads, int t, std::int64_t first, std::int64_t last) {
-    kernels.node_backward(grads, first, last, aligned_scratch<T>(size),
+    functions.nodes.backward(grads, first, last, aligned_scratch<T>(size),
                           parameter_out ? sums.data() + t * count + edge_count : nullptr);
   };
   auto clear = [&](const Table<T>& table, std::int64_t first, std::int64_t last) {
@@ -634,7 +670,7 @@ void step_backward(const Layout& layout, int d, int q, bool pre_norm, Matrix<con
         gradients.show(parameters, first, grads, edges);
         for (std::int64_t k = pieces.chunk_of[p]; k < pieces.chunk_of[p + 1]; k++) {
           const Chunk& chunk = pieces.chunks[k];
-          kernels.node_forward(again, ready, chunk.ready, aligned_scratch<T>(size));
+          functions.nodes.forward(again, ready, chunk.ready, aligned_scratch<T>(size));
           clear(gradients.source, ready - first, chunk.ready - first);
           ready = chunk.ready;
           edges_of(edges, t, chunk.first, chunk.last);
@@ -652,7 +688,7 @@ void step_backward(const Layout& layout, int d, int q, bool pre_norm, Matrix<con
     gradients.show(parameters, 0, nodes, pass);
     pass.slot = plan.slot.empty() ? layout.source.data() : plan.slot.data();
     in_parallel(threads, [&](int t) {
-      kernels.node_forward(parameters.nodes, n * t / threads, n * (t + 1) / threads, aligned_scratch<T>(size));
+      functions.nodes.forward(parameters.nodes, n * t / threads, n * (t + 1) / threads, aligned_scratch<T>(size));
       clear(gradients.source, rows * t / threads, rows * (t + 1) / threads);
     });
     in_parallel(threads, [&](int t) { edges_of(pass, t, plan.bounds[t], plan.bounds[t + 1]); });
@@ -725,6 +761,10 @@ template <class T> void bind(nb::module_& module, const std::string& suffix) {
   module.def(("product_backward_" + suffix).c_str(), &product_backward<T>);
   module.def(("attention_forward_" + suffix).c_str(), &attention_forward<T>);
   module.def(("attention_backward_" + suffix).c_str(), &attention_backward<T>);
+  module.def(("step_padding_" + suffix).c_str(), [](int d, int q, int h) {  // of each half of what the edges contribute
+    const StepFunctions<T> functions = step_functions<T>(d, q, h, true);
+    return functions.padded(h);
+  });
   module.def(("large_" + suffix).c_str(), &large_tensor<T>);
   module.def(("lanes_" + suffix).c_str(), [] { return chosen->kernels(T()).lanes; });
 }

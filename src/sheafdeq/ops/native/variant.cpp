@@ -2,6 +2,7 @@
 // names the copy, SHEAFDEQ_SCALAR its type; with SHEAFDEQ_ANY_DIMENSION it serves stalks beyond the
 // specialised sizes, which are 1 to SHEAFDEQ_UNROLLED. It may stand in one unit with block_variant.cpp.
 #include "edges.hpp"
+#include "narrow.hpp"
 #include "nodes.hpp"
 
 #define SHEAFDEQ_JOIN_(a, b, c) a##b##c
@@ -20,26 +21,30 @@ const EdgeFunctions<SHEAFDEQ_SCALAR> SHEAFDEQ_NAME = {EdgeKernel<SHEAFDEQ_SCALAR
 
 #define SHEAFDEQ_NAME SHEAFDEQ_JOIN(kernels_, SHEAFDEQ_SCALAR, SHEAFDEQ_VARIANT)
 namespace {
-template <int D> constexpr EdgeFunctions<SHEAFDEQ_SCALAR> edge_functions() {
-  return {EdgeKernel<SHEAFDEQ_SCALAR, D>::forward, EdgeKernel<SHEAFDEQ_SCALAR, D>::backward};
+template <template <class, int> class Kernel, int D> constexpr EdgeFunctions<SHEAFDEQ_SCALAR> edge_functions() {
+  return {Kernel<SHEAFDEQ_SCALAR, D>::forward, Kernel<SHEAFDEQ_SCALAR, D>::backward};
+}
+template <class Kernel> constexpr NodeFunctions<SHEAFDEQ_SCALAR> node_functions() {
+  return {Kernel::forward, Kernel::backward, Kernel::scratch, Kernel::parameters};
 }
 }  // namespace
 extern const Kernels<SHEAFDEQ_SCALAR> SHEAFDEQ_NAME;
 const Kernels<SHEAFDEQ_SCALAR> SHEAFDEQ_NAME = {
     Lanes<SHEAFDEQ_SCALAR>::W,
-    {
+    edge_scratch<SHEAFDEQ_SCALAR>,
+    node_functions<NodeKernel<SHEAFDEQ_SCALAR>>(),
 #if SHEAFDEQ_UNROLLED >= 3
-        edge_functions<1>(), edge_functions<2>(), edge_functions<3>(),
-#endif
+    narrow_scratch<SHEAFDEQ_SCALAR>,
+    node_functions<NarrowNodes<SHEAFDEQ_SCALAR>>(),
+    {edge_functions<EdgeKernel, 1>(), edge_functions<EdgeKernel, 2>(), edge_functions<EdgeKernel, 3>(),
 #if SHEAFDEQ_UNROLLED >= 4
-        edge_functions<4>(),
+     edge_functions<EdgeKernel, 4>(),
 #endif
     },
-    edge_scratch<SHEAFDEQ_SCALAR>,
-    NodeKernel<SHEAFDEQ_SCALAR>::forward,
-    NodeKernel<SHEAFDEQ_SCALAR>::backward,
-    NodeKernel<SHEAFDEQ_SCALAR>::scratch,
-    NodeKernel<SHEAFDEQ_SCALAR>::parameters,
+    {edge_functions<NarrowEdges, 1>(), edge_functions<NarrowEdges, 2>(), edge_functions<NarrowEdges, 3>()},
+#else
+    nullptr, {}, {}, {},
+#endif
 };
 
 #endif
