@@ -61,7 +61,7 @@ def results_page(evidence: Evidence, command: str) -> str:
         "## How long is the warm-up?",
         reading_text(evidence),
         "## What each ingredient of the recipe gives",
-        ablation_text(evidence, "ablation", "the recipe `reliable`, half as long"),
+        ablation_text(evidence, "ablation", "the recipe `reliable`, in 120 epochs"),
         "## What depth, ties and noise give the cascade",
         ablation_text(evidence, "cascade-ablation", "the recipe `cascade`"),
         "## Time to accuracy",
