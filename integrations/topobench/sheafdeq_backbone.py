@@ -1,9 +1,15 @@
 """A TopoBench backbone: ``forward(x, edge_index, batch=None, edge_weight=None) -> x``.
 
 Copy this file to ``topobench/nn/backbones/graph/`` and ``sheafdeq.yaml`` to
-``configs/model/graph/``; it needs nothing but torch and ``pip install sheafdeq``. TopoBench's
-``GNNWrapper`` calls a graph backbone with node features, edges and the batch vector, encoded
-features in and node states of the same width out; its readout does the rest.
+``configs/model/graph/``. TopoBench exports every public class it finds in that folder, so nothing
+has to be registered; its ``GNNWrapper`` calls a graph backbone with encoded features, edges, the
+batch vector and the weights of the edges, if the data has any, adds the features to the returned
+states (same width) and normalises, and its readout does the rest. Edges are used as they are
+given: for the sheaf of an undirected graph they must be stored both ways, as TopoBench's data sets
+do.
+
+The file needs nothing but torch (2.4 or newer) and ``pip install sheafdeq``. TopoBench pins torch
+2.3.0 (as of its commit 671074ab): lift that pin in the environment you run this in.
 """
 
 from __future__ import annotations
