@@ -48,6 +48,16 @@ def test_the_choice_is_blind_to_test_and_prefers_more_splits():
     assert len(real_table([*better_on_test, *lucky], full=True).rows) == 2
 
 
+def test_a_grid_on_some_splits_chooses_the_configuration_that_ran_on_all():
+    grid = [run(k, 80.0, 50.0, learning_rate=0.1) for k in range(3)]
+    winner = [run(k, 85.0 if k < 3 else 60.0, 70.0) for k in range(10)]
+    table = real_table([*grid, *winner])
+    assert row(table, "Texas")["Sheaf-Cascade"] == "70.0 ± 0.0 (10)"
+    better = [run(k, 90.0, 40.0, learning_rate=0.2) for k in range(3)]
+    table = real_table([*grid, *winner, *better])  # chosen, though it has run on fewer
+    assert row(table, "Texas")["Sheaf-Cascade"] == "40.0 ± 0.0 (3)"
+
+
 def test_other_models_do_not_reach_the_target_for_ours():
     table = real_table([run(0, 90.0, 95.0, model="mlp")])
     assert row(table, "Texas")["target, best published"] == "86"
