@@ -478,3 +478,14 @@ def test_records_are_json_one_line_each(tmp_path):
     lines = (tmp_path / "a.run.json").read_text().splitlines()
     assert len(lines) == 1
     assert json.loads(lines[0])["payload"]["scores"]["test"] == 90.0
+
+
+def test_records_older_than_an_option_stand_in_one_row_with_those_that_name_its_default():
+    old, new = record(test=98.0, validation=99.0), record(test=97.0, validation=99.0, seed=43)
+    named = {**new.model.options, "dropout": 0.0, "encoder": [], "skip": False}
+    new = new.model_copy(update={"model": new.model.model_copy(update={"options": named})})
+    (row,) = summarise([old, new])
+    assert [found.seed for found in row.records] == [42, 43]
+    used = {**named, "dropout": 0.5}
+    other = new.model_copy(update={"model": new.model.model_copy(update={"options": used})})
+    assert len(summarise([old, other])) == 2

@@ -44,7 +44,14 @@ the paper does not print. A constant rate is another protocol.
 PAPER_SCHEDULE: dict[str, float] = {"warmup": 0.1, "decay": 0.2, "floor": 0.01}
 NOT_PROTOCOL = ("task", "model", "seed", "threads", "test_every")
 """Fields of a configuration that say what is trained, or change no number."""
-ADDED_LATER: dict[str, Any] = {"differences": True}
+ADDED_LATER: dict[str, Any] = {
+    "differences": True,
+    "dropout": 0.0,
+    "encoder": [],
+    "input_dropout": 0.0,
+    "readout_norm": False,
+    "skip": False,
+}
 """Model options that older records lack, with the value they had without knowing."""
 READ_DIFFERENCES = frozenset({"sheaf-cascade", "strong-sheaf", "strong-attention", "sheaf-relay"})
 """Models that form differences of raw features on their own."""
