@@ -16,12 +16,13 @@ ROWS = (
     ("sheafdeq", "paper", "SheafDEQ, the paper's protocol", 0),
     ("sheafdeq", "recipe reliable", "SheafDEQ, recipe reliable Δ", 1),
     ("sheaf-cascade", "recipe cascade", "Sheaf Cascade, recipe cascade Δ", 0),
+    ("sheaf-cascade", "recipe cascade-wide", "Sheaf Cascade, recipe cascade-wide Δ", 1),
 )
 """Model, how it was trained, legend text, which of the model's looks."""
 
 
 def seeds_figure(evidence: Evidence, runs: Sequence[Source]) -> Drawing:
-    """Test accuracy of every finished seed at each community level, three rows side by side."""
+    """Test accuracy of every finished seed at each community level, the rows side by side."""
     import matplotlib.pyplot as plt
 
     chosen = [_rows_of(evidence, model, how) for model, how, _, _ in ROWS]
@@ -31,7 +32,7 @@ def seeds_figure(evidence: Evidence, runs: Sequence[Source]) -> Drawing:
         figure, axis = plt.subplots(figsize=(7.2, 3.2))
         for number, ((model, _, text, variant), row) in enumerate(zip(ROWS, chosen, strict=True)):
             look = look_of(model, variant)
-            middle = 0.26 * (number - (len(ROWS) - 1) / 2)
+            middle = 0.21 * (number - (len(ROWS) - 1) / 2)
             for level, summary in row.items():
                 place = levels.index(level) + middle
                 for offset, record in enumerate(summary.records):
