@@ -9,7 +9,7 @@ namespace sheafdeq {
 // depend on it: sheafdeq.ops.native_module holds the same number and refuses an extension with another one.
 inline constexpr double norm_floor = 1e-12;
 
-// Steps with few channels (narrow.hpp) have rows of this many entries, and serve stalks up to `narrow_dimensions`.
+// Steps with few channels (narrow.hpp) have rows of this many entries, and serve stalks of 2 and 3.
 inline constexpr int narrow_row = 16;
 inline constexpr int narrow_dimensions = 3;
 
@@ -197,7 +197,7 @@ template <class T> struct Kernels {
   std::int64_t (*narrow_scratch)(int d, int hidden);
   NodeFunctions<T> narrow_nodes;
   EdgeFunctions<T> edges[specialised_dimensions];  // d = 1..4; null where the general functions serve
-  EdgeFunctions<T> narrow_edges[narrow_dimensions];
+  EdgeFunctions<T> narrow_edges[narrow_dimensions];  // d = 1..3; null where the others serve
 };
 
 }  // namespace sheafdeq

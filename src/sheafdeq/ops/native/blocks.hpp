@@ -382,8 +382,6 @@ template <class T, int D> struct ProductKernel {
 
   static SHEAFDEQ_INLINE int dim(const ProductPass<T>& pass) { return D ? D : pass.d; }
 
-  static SHEAFDEQ_INLINE T size_of(T x) { return sizeof(T) == 4 ? T(__builtin_fabsf(float(x))) : T(__builtin_fabs(double(x))); }
-
   static SHEAFDEQ_INLINE void ask_for(const T* row, int width) {
     const char* bytes = reinterpret_cast<const char*>(row);
     for (int b = 0; b < width * static_cast<int>(sizeof(T)); b += 64) __builtin_prefetch(bytes + b);
@@ -420,7 +418,15 @@ template <class T, int D> struct ProductKernel {
     SHEAFDEQ_UNROLL for (int i = 0; i < d; i++) SHEAFDEQ_UNROLL for (int k = 0; k < NV; k++) store(row + i * q + c + k * W, sum[i][k]);
   }
 
-  // The two parts y+ and y- of a row. A negative entry exchanges X+ and X- where they are read.
+  // What one entry of a matrix adds to both parts. Its own are given, or those of an entry of A, of which one is zero.
+  template <bool pair>
+  static SHEAFDEQ_INLINE void add_entry(const T* matrix, const T* other, int at, V x, V y, V& plus, V& minus) {
+    const V entry = splat(matrix[at]), m = pair ? entry : rectify(entry), o = pair ? splat(other[at]) : rectify(-entry);
+    plus += m * x + o * y;
+    minus += m * y + o * x;
+  }
+
+  // The two parts y+ and y- of a row.
   template <bool pair>
   static SHEAFDEQ_INLINE void receive_parts(const ProductPass<T>& pass, std::int64_t v, int c, std::int64_t last, T* row) {
     const int d = dim(pass), q = pass.channels, r = 2 * q;
@@ -428,23 +434,8 @@ template <class T, int D> struct ProductKernel {
     SHEAFDEQ_UNROLL for (int i = 0; i < d; i++) plus[i] = minus[i] = V{};
     each_message(pass, v, c == 0, last, [&](const T* matrix, const T* other, const T* values) {
       SHEAFDEQ_UNROLL for (int j = 0; j < d; j++) {
-        const T* at = values + j * r + c;
-        if constexpr (pair) {
-          const V x = load(at), y = load(at + q);
-          SHEAFDEQ_UNROLL for (int i = 0; i < d; i++) {
-            const V m = splat(matrix[i * d + j]), o = splat(other[i * d + j]);
-            plus[i] += m * x + o * y;
-            minus[i] += m * y + o * x;
-          }
-        } else {
-          SHEAFDEQ_UNROLL for (int i = 0; i < d; i++) {
-            const T entry = matrix[i * d + j];
-            const int turned = entry < T(0) ? q : 0;
-            const V m = splat(size_of(entry));
-            plus[i] += m * load(at + turned);
-            minus[i] += m * load(at + q - turned);
-          }
-        }
+        const V x = load(values + j * r + c), y = load(values + j * r + q + c);
+        SHEAFDEQ_UNROLL for (int i = 0; i < d; i++) add_entry<pair>(matrix, other, i * d + j, x, y, plus[i], minus[i]);
       }
     });
     SHEAFDEQ_UNROLL for (int i = 0; i < d; i++) {
@@ -538,22 +529,50 @@ template <class T, int D> struct ProductKernel {
     }
   }
 
-  // Lane sums of one matrix gradient: of A+ and of A- (in `other`), or of A, which is one or minus the other by its sign.
+  // Gradient of the entries of A, split by their signs, lane by lane: with P = <g+, x+> + <g-, x-> and M = <g+, x-> + <g-, x+> it is P
+  // where the entry is positive, -M where it is negative and (P - M) / 2 at zero, as |x| has it in PyTorch. That is
+  //   (<g+ - g-, x+ - x-> + sign <g+ + g-, x+ + x->) / 2,
+  // half as many products.
+  static SHEAFDEQ_INLINE void signed_gradient(const ProductPass<T>& pass, const T* matrix, const T* grad, const T* values, V* out) {
+    constexpr int RI = D == 0 ? 1 : (D <= 3 ? D : 2);
+    const int d = dim(pass), q = pass.channels, r = 2 * q;
+    const V half = splat(T(0.5));
+    for (int i0 = 0; i0 < d; i0 += RI) {
+      V difference[RI][most], total[RI][most];
+      SHEAFDEQ_UNROLL for (int i = 0; i < RI; i++) SHEAFDEQ_UNROLL for (int j = 0; j < d; j++) difference[i][j] = total[i][j] = V{};
+      for (int c = 0; c < q; c += W) {
+        V x[RI], y[RI];
+        SHEAFDEQ_UNROLL for (int i = 0; i < RI; i++) {
+          const V plus = load(grad + (i0 + i) * r + c), minus = load(grad + (i0 + i) * r + q + c);
+          x[i] = half * (plus - minus);
+          y[i] = half * (plus + minus);
+        }
+        SHEAFDEQ_UNROLL for (int j = 0; j < d; j++) {
+          const V plus = load(values + j * r + c), minus = load(values + j * r + q + c), u = plus - minus, w = plus + minus;
+          SHEAFDEQ_UNROLL for (int i = 0; i < RI; i++) {
+            difference[i][j] += x[i] * u;
+            total[i][j] += y[i] * w;
+          }
+        }
+      }
+      SHEAFDEQ_UNROLL for (int i = 0; i < RI; i++) SHEAFDEQ_UNROLL for (int j = 0; j < d; j++) {
+        const T entry = matrix[(i0 + i) * d + j];
+        const T sign = static_cast<T>((entry > T(0)) - (entry < T(0)));
+        out[(i0 + i) * d + j] = difference[i][j] + splat(sign) * total[i][j];
+      }
+    }
+  }
+
+  // Lane sums of one matrix gradient: of A, or of A+ and of A- (in `minus_out`).
   static SHEAFDEQ_INLINE void matrix_gradient(const ProductPass<T>& pass, const T* matrix, const T* grad, const T* values,
-                                              V* out, V* minus_out, V* spare) {
-    const int d = dim(pass), q = pass.channels;
+                                              V* out, V* minus_out) {
+    const int q = pass.channels;
+    if (pass.parts == 2 && !pass.minus_diagonal) return signed_gradient(pass, matrix, grad, values, out);
     inner_products<true>(pass, grad, values, out);
     if (pass.parts == 1) return;
-    V* other = pass.minus_diagonal ? minus_out : spare;
     inner_products<false>(pass, grad + q, values + q, out);
-    inner_products<true>(pass, grad, values + q, other);
-    inner_products<false>(pass, grad + q, values, other);
-    if (pass.minus_diagonal) return;
-    const V half = splat(T(0.5));
-    SHEAFDEQ_UNROLL for (int i = 0; i < d * d; i++) {  // at zero the mean of both sides, as |x| has it in PyTorch
-      const V m = splat(matrix[i]);
-      out[i] = m > V{} ? out[i] : (m < V{} ? -other[i] : half * (out[i] - other[i]));
-    }
+    inner_products<true>(pass, grad, values + q, minus_out);
+    inner_products<false>(pass, grad + q, values, minus_out);
   }
 
   // Sums over the lanes of `count` vectors; the last ones may be fewer than W.
@@ -594,23 +613,8 @@ template <class T, int D> struct ProductKernel {
       minus[j] = fresh ? V{} : load(values + j * r + q + c);
     }
     SHEAFDEQ_UNROLL for (int i = 0; i < d; i++) {
-      const T* at = grad + i * r + c;
-      if constexpr (pair) {
-        const V x = load(at), y = load(at + q);
-        SHEAFDEQ_UNROLL for (int j = 0; j < d; j++) {
-          const V m = splat(matrix[i * d + j]), o = splat(other[i * d + j]);
-          plus[j] += m * x + o * y;
-          minus[j] += m * y + o * x;
-        }
-      } else {
-        SHEAFDEQ_UNROLL for (int j = 0; j < d; j++) {
-          const T entry = matrix[i * d + j];
-          const int turned = entry < T(0) ? q : 0;
-          const V m = splat(size_of(entry));
-          plus[j] += m * load(at + turned);
-          minus[j] += m * load(at + q - turned);
-        }
-      }
+      const V x = load(grad + i * r + c), y = load(grad + i * r + q + c);
+      SHEAFDEQ_UNROLL for (int j = 0; j < d; j++) add_entry<pair>(matrix, other, i * d + j, x, y, plus[j], minus[j]);
     }
     SHEAFDEQ_UNROLL for (int j = 0; j < d; j++) {
       store(values + j * r + c, plus[j]);
@@ -635,7 +639,7 @@ template <class T, int D> struct ProductKernel {
   // edges may add to them afterwards, from whatever thread the plan gives them.
   static void nodes(const ProductPass<T>& pass, std::int64_t first, std::int64_t last) {
     const int d = dim(pass), dd = d * d, q = pass.step_channels, r = pass.parts * pass.channels, width = d * r;
-    V lanes[most * most + W], minus_lanes[most * most + W], spare[most * most];
+    V lanes[most * most + W], minus_lanes[most * most + W];
     for (std::int64_t v = first; v < last; v++) {
       T* grad = pass.product_grad + v * width;
       if (pass.gate != Gate::none) {
@@ -654,7 +658,7 @@ template <class T, int D> struct ProductKernel {
       const T *values = pass.values + v * width, *matrix = pass.diagonal + v * dd;
       send<true>(pass, matrix, pass.minus_diagonal ? pass.minus_diagonal + v * dd : nullptr, grad, pass.values_grad + v * width);
       if (!pass.diagonal_grad) continue;
-      matrix_gradient(pass, matrix, grad, values, lanes, minus_lanes, spare);
+      matrix_gradient(pass, matrix, grad, values, lanes, minus_lanes);
       write_sums(lanes, dd, pass.diagonal_grad + v * dd);
       if (pass.minus_diagonal_grad) write_sums(minus_lanes, dd, pass.minus_diagonal_grad + v * dd);
     }
@@ -665,7 +669,6 @@ template <class T, int D> struct ProductKernel {
     // Vectors of W edges wait here until their lanes are summed: W edges fill whole vectors of results.
     V* waiting = reinterpret_cast<V*>(share.scratch);
     V* waiting_minus = waiting + (dd + 1) * W;
-    V spare[most * most];
     std::int64_t start = pass.pointer[share.first];  // first edge that waits
     const std::int64_t end = pass.pointer[share.last];
     auto flush = [&](std::int64_t edges) {
@@ -684,7 +687,7 @@ template <class T, int D> struct ProductKernel {
         if (pass.blocks_grad) {
           const std::int64_t place = (e - start) * dd;
           matrix_gradient(pass, matrix, grad, pass.values + pass.source[e] * static_cast<std::int64_t>(width), waiting + place,
-                          waiting_minus + place, spare);
+                          waiting_minus + place);
           if (e - start == W - 1) flush(W);
         }
         send<false>(pass, matrix, pass.minus_diagonal ? pass.minus_blocks + e * dd : nullptr, grad,

@@ -527,7 +527,7 @@ template <class T, int D> struct NarrowEdges {
 };
 
 template <class T> std::int64_t narrow_scratch(int d, int h) {
-  return d == 1 ? NarrowEdges<T, 1>::scratch(h) : d == 2 ? NarrowEdges<T, 2>::scratch(h) : NarrowEdges<T, 3>::scratch(h);
+  return d == 2 ? NarrowEdges<T, 2>::scratch(h) : NarrowEdges<T, 3>::scratch(h);
 }
 
 }  // namespace

@@ -41,7 +41,7 @@ const Kernels<SHEAFDEQ_SCALAR> SHEAFDEQ_NAME = {
      edge_functions<EdgeKernel, 4>(),
 #endif
     },
-    {edge_functions<NarrowEdges, 1>(), edge_functions<NarrowEdges, 2>(), edge_functions<NarrowEdges, 3>()},
+    {{}, edge_functions<NarrowEdges, 2>(), edge_functions<NarrowEdges, 3>()},
 #else
     nullptr, {}, {}, {},
 #endif
