@@ -3,7 +3,9 @@ named."""
 
 from __future__ import annotations
 
+import json
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,3 +105,11 @@ def test_five_compiled_steps_are_ready_within_twenty_seconds() -> None:
     begun = time.process_time()
     model(X, EDGES).sum().backward()
     assert time.process_time() - begun < 20
+
+
+def test_the_record_of_the_benchmark_is_within_twenty_seconds() -> None:
+    """Time of the clock, C++ compiler included, which a busy machine cannot assert."""
+    path = Path(__file__).resolve().parents[2] / "results" / "compile_time.json"
+    record = json.loads(path.read_text())
+    assert (record["model"], record["steps"]) == ("sheafdeq", 5)
+    assert record["again_seconds"] < record["first_seconds"] <= record["target_seconds"] == 20
