@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import shutil
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from sheafdeq.cli import main
+from sheafdeq.cli.data_options import DataChoice, data_choice
 from sheafdeq.records import read_record, read_sealed
 
 SMALL = ["--set", "channels=2", "--set", "steps=4", "--epochs", "2"]
@@ -333,6 +335,30 @@ def test_splits_by_name_reach_the_task(say: Say, tmp_path: Path) -> None:
         code, _, err = say("train", *words, "--model", "gcn", "--root", tmp_path)
         assert message in err, words
         assert code == (1 if "data folder" in message else 2)
+
+
+def test_a_data_folder_that_is_not_there_is_wrong_usage_unless_it_is_to_be_filled(
+    say: Say, tmp_path: Path
+) -> None:
+    absent = tmp_path / "absent"
+    for words in (["train", "--task", "cora", "--model", "gcn"], ["tasks", "show", "cora"]):
+        code, _, err = say(*words, "--root", absent)
+        assert code == 2
+        assert err.count("\n") == 1
+        assert "--root" in err
+        assert "nothing of that name" in err
+    assert DataChoice(root=str(absent), download=True) == data_choice(
+        argparse.Namespace(
+            npz=None,
+            nodes=None,
+            edges=None,
+            undirected=False,
+            mask_seed=None,
+            task_split=None,
+            download=True,
+            root=str(absent),
+        )
+    )
 
 
 def test_names_of_parts_and_of_splits(say: Say, archive: Path, tmp_path: Path) -> None:

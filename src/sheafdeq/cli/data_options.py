@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sheafdeq.cli.arguments import Parser, output_folder, present_file, seed_number
+from sheafdeq.cli.arguments import Parser, output_folder, present_file, present_folder, seed_number
 from sheafdeq.errors import UsageError
 
 if TYPE_CHECKING:
@@ -210,11 +210,14 @@ def data_choice(options: Any) -> DataChoice:
             raise UsageError(
                 f"{flag} is for your own graph; a named task takes --task-set {key}=..."
             )
-    for kind, path in files.items():
+    needed = [(kind, path, present_file) for kind, path in files.items()]
+    if options.root is not None and not options.download:  # a download makes its folder
+        needed.append(("root", options.root, present_folder))
+    for name, path, checked in needed:
         try:
-            present_file(path)
+            checked(path)
         except argparse.ArgumentTypeError as error:
-            raise UsageError(f"--{kind}: {error}") from error
+            raise UsageError(f"--{name}: {error}") from error
     settings: dict[str, Any] = {"undirected": True} if options.undirected else {}
     if options.mask_seed is not None:
         settings["seed"] = options.mask_seed
