@@ -1,10 +1,11 @@
 """Where the time of a training pass goes, function by function of the extension, as a record.
 
     python benchmarks/profile_step.py --out results/profiles/step.json
+    python benchmarks/profile_step.py --task terrain --out results/profiles/terrain.json
 
-Samples 20 SheafDEQ steps forward and backward on the six community graphs with `perf` (the system
-clock, so it works on virtual machines, too), one thread. Shares are of the samples inside the
-extension.
+Samples 20 SheafDEQ steps forward and backward on the six community graphs, or epochs of a task of
+small graphs, with `perf` (the system clock, so it works on virtual machines, too), one thread.
+Shares are of the samples inside the extension.
 """
 
 from __future__ import annotations
@@ -22,17 +23,18 @@ import torch
 from sheafdeq.machine import processor_name
 from sheafdeq.ops.native_module import native_description
 from sheafdeq.records import write_bytes
+from sheafdeq.speed.small_graphs import SMALL_TASKS, SmallWork
 from sheafdeq.speed.work import Work, community_batch
 
 PHASES = {
     "node products": ("product", "product_columns", "product_tile"),
-    "other work on nodes": ("NodeKernel", "finish", "start", "curve_of"),
+    "other work on nodes": ("NodeKernel", "NarrowNodes", "finish", "start", "curve_of"),
     "hidden rows: gather, add, rectify, transpose": ("hidden_of",),
     "second layer": ("second_layer",),
     "gradient of hidden rows, added to source and target rows": ("hidden_gradient",),
     "gradient of the second layer": ("weight_gradient",),
     "maps: norms, products, derivatives": ("products", "map_gradients", "inner_products"),
-    "messages, their derivatives, asking for rows": ("EdgeKernel",),
+    "messages, their derivatives, asking for rows": ("EdgeKernel", "NarrowEdges"),
 }
 LINE = re.compile(r"\s*([\d.]+)%\s+\[\.\]\s+(.*)")
 
@@ -52,17 +54,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--passes", type=int, default=10)
+    parser.add_argument("--task", choices=sorted(SMALL_TASKS), help="epochs of this task instead")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
         torch.set_num_threads(1)
+        if options.task:
+            small = SmallWork(options.task)
+            for _ in range(options.passes):
+                small.ours()
+            return
         work = Work(community_batch())
         for _ in range(options.passes):
             work.training_pass("native")
         return
+    task = ["--task", options.task] if options.task else []
     with tempfile.TemporaryDirectory() as folder:
         data = str(Path(folder) / "perf.data")
         command = [sys.executable, __file__, "--out", "-", "--work", f"--passes={options.passes}"]
+        command += task
         record = ["perf", "record", "-q", "-F", "2000", "-e", "cpu-clock", "-o", data]
         subprocess.run([*record, *command], check=True, stderr=subprocess.DEVNULL)
         report = ["perf", "report", "-i", data, "--stdio", "--sort", "dso,symbol", "-q"]
@@ -82,7 +92,9 @@ def main() -> None:
     for name, share in functions.items():
         phases[phase(name)] = phases.get(phase(name), 0.0) + share / total
     result = {
-        "command": f"python benchmarks/profile_step.py --passes {options.passes}",
+        "command": " ".join(
+            ["python benchmarks/profile_step.py", *task, f"--passes {options.passes}"]
+        ),
         "machine": processor_name(),
         "kernel": native_description(),
         "phases": {k: round(v, 3) for k, v in sorted(phases.items(), key=lambda item: -item[1])},

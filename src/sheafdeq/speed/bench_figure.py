@@ -22,7 +22,7 @@ def draw_bench(result: dict[str, Any], folder: Path) -> None:
     names = {
         "pyg": "PyG message passing",
         "compiled": "PyG, torch.compile",
-        "reference": "split first layer",
+        "reference": "PyTorch, no kernel",
         "native": "fused kernel",
     }
     labels = [names.get(row["name"], row["name"].replace("native", "fused kernel")) for row in rows]
@@ -59,7 +59,7 @@ def draw_bench(result: dict[str, Any], folder: Path) -> None:
             color="#3b6ea5",
         )
         axes.set_xscale("log")
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.2 * max(r["nanoseconds_per_edge"] for r in result["scales"]))
         axes.set_xlabel("stored edges")
         axes.set_ylabel("ns per edge and step")
         _save(figure, folder / "bench_scale.png")

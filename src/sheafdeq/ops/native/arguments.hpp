@@ -192,6 +192,7 @@ template <class T> struct NodeFunctions {
 // The copy of the kernels for one instruction set and scalar type.
 template <class T> struct Kernels {
   int lanes;
+  double (*arithmetic)(std::int64_t rounds, T& result);  // nothing but multiply-adds in registers; how many operations they were
   std::int64_t (*edge_scratch)(int d, int hidden, int channels);
   NodeFunctions<T> nodes;
   std::int64_t (*narrow_scratch)(int d, int hidden);

@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
@@ -764,6 +765,11 @@ template <class T> void bind(nb::module_& module, const std::string& suffix) {
   module.def(("step_padding_" + suffix).c_str(), [](int d, int q, int h) {  // of each half of what the edges contribute
     const StepFunctions<T> functions = step_functions<T>(d, q, h, true);
     return functions.padded(h);
+  });
+  module.def(("arithmetic_" + suffix).c_str(), [](std::int64_t rounds) {
+    T result = T(1e-3);
+    const double operations = chosen->kernels(T()).arithmetic(rounds, result);
+    return std::make_pair(operations, static_cast<double>(result));
   });
   module.def(("large_" + suffix).c_str(), &large_tensor<T>);
   module.def(("lanes_" + suffix).c_str(), [] { return chosen->kernels(T()).lanes; });

@@ -72,6 +72,20 @@ inline void product(const T* a, std::int64_t row_step, std::int64_t step, const 
   }
 }
 
+// Multiply-adds in registers and nothing else: the rate that no kernel of this instruction set exceeds.
+template <class T> double arithmetic(std::int64_t rounds, T& result) {
+  constexpr int chains = many_registers ? 24 : 12;
+  Vec<T> sum[chains];
+  const Vec<T> x = splat(T(1) - result), y = splat(result);
+  SHEAFDEQ_UNROLL for (int i = 0; i < chains; i++) sum[i] = splat(T(i));
+  for (std::int64_t round = 0; round < rounds; round++) {
+    SHEAFDEQ_UNROLL for (int i = 0; i < chains; i++) sum[i] = sum[i] * x + y;
+  }
+  SHEAFDEQ_UNROLL for (int i = 1; i < chains; i++) sum[0] += sum[i];
+  result = sum[0][0];
+  return 2.0 * chains * Lanes<T>::W * static_cast<double>(rounds);
+}
+
 template <class T> struct NodeKernel {
   static constexpr int W = Lanes<T>::W;
   static constexpr int NB = 48;          // nodes in a block

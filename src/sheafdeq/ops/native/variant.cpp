@@ -31,6 +31,7 @@ template <class Kernel> constexpr NodeFunctions<SHEAFDEQ_SCALAR> node_functions(
 extern const Kernels<SHEAFDEQ_SCALAR> SHEAFDEQ_NAME;
 const Kernels<SHEAFDEQ_SCALAR> SHEAFDEQ_NAME = {
     Lanes<SHEAFDEQ_SCALAR>::W,
+    arithmetic<SHEAFDEQ_SCALAR>,
     edge_scratch<SHEAFDEQ_SCALAR>,
     node_functions<NodeKernel<SHEAFDEQ_SCALAR>>(),
 #if SHEAFDEQ_UNROLLED >= 3
