@@ -49,8 +49,8 @@ pretrained: adjoints distances errors records solvers tensor_files
 printable:
 records: errors regular_file
 recurrence: data edges errors
-registry: equilibrium errors models options solvers user_models
-regular_file:
+registry: equilibrium errors models options regular_file solvers user_models
+regular_file: errors
 report: errors printable records regular_file training
 solvers: distances errors tracing
 speed: adjoints data errors machine models ops records registry solvers

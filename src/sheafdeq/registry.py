@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 from sheafdeq.equilibrium import EquilibriumModel, GraphModel
@@ -35,6 +36,7 @@ from sheafdeq.options import (
     option_types,
     unknown_name,
 )
+from sheafdeq.regular_file import read_toml
 from sheafdeq.solvers import Anderson
 from sheafdeq.solvers.fixed_point import FixedPointSolver
 from sheafdeq.user_models import installed_names, use_model, user_class
@@ -181,7 +183,7 @@ class ModelSpec:
     name: str
     title: str  # as printed in tables
     build: Builder
-    grid: tuple[Mapping[str, Any], ...] = ({},)  # the configurations of the paper's full table
+    grid: Sequence[Mapping[str, Any]] = ({},)  # the configurations of the paper's full table
     propagation: str = ""
     well_posedness: str = ""
     gradient: str = ""
@@ -209,7 +211,6 @@ class ModelSpec:
         return option_types(hints, {**self.build.settings, **self.options}, _LARGEST_OPTIONS)
 
 
-_SHIFTS = tuple({"shift": shift} for shift in (1.2, 1.3, 1.4, 1.6))
 _ENDS = {"in_channels": "in_channels", "out_channels": "out_channels"}
 _WIDE = {**_ENDS, "width": "width"}
 _STALKS = {**_ENDS, "stalk_dim": "stalk_dim", "channels": "channels"}
@@ -218,202 +219,32 @@ _STEPS = {"steps": "steps"}
 _EDGES = {"edge_dim": "edge_dim"}
 
 
-_SPECS = (
-    ModelSpec(
-        "mlp",
-        "MLP",
-        Builder(MLP, {**_WIDE, "layers": "steps"}),
-        propagation="none",
-        well_posedness="not required",
-        gradient="backpropagation",
-        inference="feed-forward",
-        printed_parameters={"": 42_675},
-    ),
-    ModelSpec(
-        "appnp",
-        "APPNP",
-        Builder(APPNP, _WIDE | _STEPS, hidden=("shift",)),
-        propagation="graph convolution",
-        well_posedness="contraction of rate 1 - alpha",
-        gradient="unrolled differentiation",
-        inference="K-step recurrence",
-        printed_parameters={"": 2_691},
-    ),
-    ModelSpec(
-        "appnp-tanh",
-        "APPNP, shifted tanh",
-        Builder(APPNP, _WIDE | _STEPS, different={"shift": 1.25}),
-        ({"shift": 1.25}, {"shift": 1.65}),
-        propagation="graph convolution",
-        well_posedness="contraction of rate 1 - alpha (tanh is 1-Lipschitz); positive "
-        "subhomogeneity",
-        gradient="unrolled differentiation",
-        inference="K-step recurrence",
-        printed_parameters={"": 2_691},
-        family="appnp",
-    ),
-    ModelSpec(
-        "ignn",
-        "IGNN",
-        Builder(IGNN, _WIDE),
-        propagation="graph convolution",
-        well_posedness="projected weight norm",
-        gradient="implicit differentiation",
-        inference="recurrence to tolerance",
-        printed_parameters={"": 2_643},
-    ),
-    ModelSpec(
-        "eignn",
-        "EIGNN",
-        Builder(EIGNN, _WIDE, hidden=("steps", "gradient", "solver")),
-        propagation="graph convolution",
-        well_posedness="norm-bounded positive semidefinite mixing",
-        gradient="closed-form adjoint",
-        inference="direct solution",
-        printed_parameters={"": 2_643},
-    ),
-    ModelSpec(
-        "energygnn",
-        "EnergyGNN",
-        Builder(EnergyGNN, _ENDS | _EDGES, edge_switch=True),
-        propagation="edge energy",
-        well_posedness="strongly convex energy",
-        gradient="implicit differentiation",
-        inference="optimisation",
-        printed_parameters={"": 340},
-    ),
-    ModelSpec(
-        "graph-attn-deq",
-        "GraphAttnDEQ",
-        Builder(GraphAttnDEQ, _HEADS | _STEPS | _EDGES, edge_switch=True),
-        _SHIFTS,
-        "graph attention",
-        "not provided",
-        "unrolled differentiation",
-        "K-step recurrence",
-        {"": 9_555},
-    ),
-    ModelSpec(
-        "loop-transformer",
-        "Loop Transformer",
-        Builder(LoopTransformer, _HEADS | _STEPS | _EDGES, edge_switch=True),
-        propagation="graph attention",
-        well_posedness="not provided",
-        gradient="unrolled differentiation",
-        inference="K-step recurrence",
-        printed_parameters={"": 21_843},
-    ),
-    ModelSpec(
-        "sheafdeq",
-        "SheafDEQ",
-        Builder(SheafDEQ, _STALKS | _STEPS | _EDGES, {"pre_norm": True}),
-        _SHIFTS,
-        "adaptive sheaf propagation",
-        "measured and certified per model (the published theorem has a counterexample)",
-        "unrolled differentiation",
-        "recurrence",
-        {"": 11_045},
-    ),
-    ModelSpec(
-        "sheafdeq-no-norm",
-        "SheafDEQ without pre-norm (ablation)",
-        Builder(SheafDEQ, _STALKS | _STEPS | _EDGES, {"pre_norm": False}),
-        _SHIFTS,
-        "adaptive sheaf propagation",
-        "not provided",
-        "unrolled differentiation",
-        "recurrence",
-        {"": 11_045},
-    ),
-    ModelSpec(
-        "strong-sheaf",
-        "Strong SheafDEQ",
-        Builder(StrongSheafDEQ, _STALKS | _STEPS | _EDGES),
-        propagation="adaptive sheaf propagation",
-        well_posedness="strong subhomogeneity, for every weight",
-        gradient="unrolled differentiation",
-        inference="recurrence",
-        in_paper=False,
-    ),
-    ModelSpec(
-        "strong-attention",
-        "Strong GraphAttnDEQ",
-        Builder(StrongAttnDEQ, _HEADS | _STEPS | _EDGES),
-        propagation="normalised graph attention",
-        well_posedness="strong subhomogeneity, for every weight",
-        gradient="unrolled differentiation",
-        inference="recurrence",
-        in_paper=False,
-    ),
-    ModelSpec(
-        "sheaf-cascade",
-        "Sheaf Cascade",
-        Builder(SheafCascade, _STALKS | _EDGES, different={"channels": None}),
-        propagation="adaptive sheaf propagation, level by level",
-        well_posedness="strong subhomogeneity, for every weight",
-        gradient="unrolled differentiation",
-        inference="recurrence",
-        in_paper=False,
-    ),
-    ModelSpec(
-        "sheaf-relay",
-        "Sheaf Relay",
-        Builder(SheafRelay, _STALKS | _EDGES),
-        propagation="transport along paths that do not turn back",
-        well_posedness="acyclic outside the 2-core, contraction inside, for every weight",
-        gradient="unrolled differentiation",
-        inference="recurrence to tolerance",
-        in_paper=False,
-    ),
-    ModelSpec(
-        "dnsd",
-        "DNSD",
-        Builder(DNSD, _STALKS),
-        tuple(
-            {"maps": maps, "activation": activation}
-            for maps in ("diagonal", "full")
-            for activation in ("tanh", "relu")
-        ),
-        "sheaf propagation, untied layers",
-        "not required",
-        "backpropagation",
-        "feed-forward",
-        {"diagonal": 11_691, "full": 25_659},
-    ),
-    ModelSpec(
-        "nsd",
-        "Neural Sheaf Diffusion",
-        Builder(NeuralSheafDiffusion, _STALKS),
-        tuple({"maps": maps} for maps in ("diagonal", "full", "orthogonal")),
-        "sheaf Laplacian, untied layers",
-        "not required",
-        "backpropagation",
-        "feed-forward",
-        in_paper=False,
-    ),
-    ModelSpec(
-        "gcn",
-        "GCN",
-        Builder(GCN, _WIDE),
-        propagation="graph convolution",
-        well_posedness="not required",
-        gradient="backpropagation",
-        inference="feed-forward",
-        in_paper=False,
-    ),
-    ModelSpec(
-        "gat",
-        "GAT",
-        Builder(GAT, _HEADS),
-        propagation="graph attention",
-        well_posedness="not required",
-        gradient="backpropagation",
-        inference="feed-forward",
-        in_paper=False,
-    ),
-)
+_BUILDERS = {
+    "mlp": Builder(MLP, {**_WIDE, "layers": "steps"}),
+    "appnp": Builder(APPNP, _WIDE | _STEPS, hidden=("shift",)),
+    "appnp-tanh": Builder(APPNP, _WIDE | _STEPS, different={"shift": 1.25}),
+    "ignn": Builder(IGNN, _WIDE),
+    "eignn": Builder(EIGNN, _WIDE, hidden=("steps", "gradient", "solver")),
+    "energygnn": Builder(EnergyGNN, _ENDS | _EDGES, edge_switch=True),
+    "graph-attn-deq": Builder(GraphAttnDEQ, _HEADS | _STEPS | _EDGES, edge_switch=True),
+    "loop-transformer": Builder(LoopTransformer, _HEADS | _STEPS | _EDGES, edge_switch=True),
+    "sheafdeq": Builder(SheafDEQ, _STALKS | _STEPS | _EDGES, {"pre_norm": True}),
+    "sheafdeq-no-norm": Builder(SheafDEQ, _STALKS | _STEPS | _EDGES, {"pre_norm": False}),
+    "strong-sheaf": Builder(StrongSheafDEQ, _STALKS | _STEPS | _EDGES),
+    "strong-attention": Builder(StrongAttnDEQ, _HEADS | _STEPS | _EDGES),
+    "sheaf-cascade": Builder(SheafCascade, _STALKS | _EDGES, different={"channels": None}),
+    "sheaf-relay": Builder(SheafRelay, _STALKS | _EDGES),
+    "dnsd": Builder(DNSD, _STALKS),
+    "nsd": Builder(NeuralSheafDiffusion, _STALKS),
+    "gcn": Builder(GCN, _WIDE),
+    "gat": Builder(GAT, _HEADS),
+}
 
-MODELS: dict[str, ModelSpec] = {spec.name: spec for spec in _SPECS}
+_TABLE = read_toml(Path(__file__).parent / "models" / "architecture.toml")
+
+MODELS: dict[str, ModelSpec] = {
+    name: ModelSpec(name, build=build, **_TABLE[name]) for name, build in _BUILDERS.items()
+}
 
 
 _USERS: dict[tuple[str, type[GraphModel]], ModelSpec] = {}

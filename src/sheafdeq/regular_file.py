@@ -9,10 +9,19 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-__all__ = ["files_below", "read_regular"]
+from sheafdeq.errors import OptionError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["files_below", "read_regular", "read_toml"]
 
 LARGEST = 2**34
 """Bytes a file may have at most (16 GiB) unless the caller knows better."""
@@ -41,6 +50,21 @@ def read_regular(path: str | os.PathLike[str], limit: int = LARGEST) -> bytes:
                 str(path),
             )
         return stream.read(found.st_size)  # read() reserves what it is told, so not the limit
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read TOML; :class:`OptionError` names the file and the line."""
+    try:
+        result: dict[str, Any] = tomllib.loads(read_regular(path, 2**24).decode("utf-8"))
+        return result
+    except FileNotFoundError as error:
+        raise OptionError(f"{path}: no such file") from error
+    except OSError as error:
+        raise OptionError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except RecursionError as error:
+        raise OptionError(f"{path}: not valid TOML: it nests too deeply") from error
+    except ValueError as error:  # syntax, encoding, numbers of thousands of digits
+        raise OptionError(f"{path}: not valid TOML: {error}") from error
 
 
 def files_below(

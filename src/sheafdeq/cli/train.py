@@ -140,7 +140,8 @@ def _table(values: dict[str, Any], key: str, source: str | None) -> dict[str, An
 def _values(options: argparse.Namespace) -> dict[str, Any]:
     from pathlib import Path
 
-    from sheafdeq.training.config import OWN, read_toml, with_places
+    from sheafdeq.regular_file import read_toml
+    from sheafdeq.training.config import OWN, with_places
     from sheafdeq.training.recipe import with_recipe
 
     if options.model is not None and ":" in options.model:

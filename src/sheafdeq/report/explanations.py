@@ -14,7 +14,6 @@ unexplained.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +21,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sheafdeq.errors import InputError
-from sheafdeq.regular_file import read_regular
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from sheafdeq.regular_file import read_toml
 
 __all__ = ["Explanation", "Explanations", "read_explanations"]
 
@@ -72,10 +66,7 @@ def read_explanations(path: Path, ids: Iterable[str]) -> Explanations:
     if not path.exists():
         return Explanations()
     try:
-        values = tomllib.loads(read_regular(path).decode())
-        entries = _File.model_validate(values).explanation
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise InputError(f"{path}: cannot be read as TOML ({error})") from error
+        entries = _File.model_validate(read_toml(path)).explanation
     except ValidationError as error:
         first = error.errors()[0]
         raise InputError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error

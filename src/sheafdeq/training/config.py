@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import reprlib
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -12,12 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from sheafdeq.errors import OptionError
 from sheafdeq.options import suggestion
-from sheafdeq.regular_file import read_regular
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from sheafdeq.regular_file import read_toml
 
 __all__ = [
     "OWN",
@@ -29,7 +23,6 @@ __all__ = [
     "SolveConfig",
     "TaskConfig",
     "TrainingConfig",
-    "read_toml",
 ]
 
 Scalar = bool | int | float | str | None
@@ -404,18 +397,3 @@ _KEYS = [
     )
     for key in part.model_fields
 ]
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """Read TOML; :class:`OptionError` names the file and the line."""
-    try:
-        result: dict[str, Any] = tomllib.loads(read_regular(path, 2**24).decode("utf-8"))
-        return result
-    except FileNotFoundError as error:
-        raise OptionError(f"{path}: no such file") from error
-    except OSError as error:
-        raise OptionError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except RecursionError as error:
-        raise OptionError(f"{path}: not valid TOML: it nests too deeply") from error
-    except ValueError as error:  # syntax, encoding, numbers of thousands of digits
-        raise OptionError(f"{path}: not valid TOML: {error}") from error

@@ -17,7 +17,8 @@ from typing import Any
 
 from sheafdeq.errors import UsageError
 from sheafdeq.options import unknown_name
-from sheafdeq.training.config import TrainingConfig, read_toml
+from sheafdeq.regular_file import read_toml
+from sheafdeq.training.config import TrainingConfig
 
 __all__ = ["overlaid", "recipe", "recipe_names", "recipe_values", "with_recipe"]
 

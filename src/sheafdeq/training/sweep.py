@@ -22,12 +22,12 @@ from sheafdeq.identity import CodeIdentity, code_identity
 from sheafdeq.options import suggestion
 from sheafdeq.records import RunRecord, digest_of, read_sealed, write_sealed
 from sheafdeq.registry import model_spec
+from sheafdeq.regular_file import read_toml
 from sheafdeq.training.config import (
     OWN,
     TaskConfig,
     TrainingConfig,
     describe,
-    read_toml,
 )
 from sheafdeq.training.recipe import with_recipe
 from sheafdeq.training.run_identity import Identity, code_of, file_digests, identify, task_of
