@@ -23,7 +23,7 @@ from sheafdeq.models.ignn import IGNN
 from sheafdeq.predictions.arithmetic import EPSILON, Interval, contract, gathered, scaled_up
 from sheafdeq.predictions.contracting import log_residual, reach_by_rate
 from sheafdeq.predictions.edge_inputs import linear
-from sheafdeq.predictions.lead import Lead
+from sheafdeq.predictions.lead import Centre, Lead
 
 __all__ = ["GATHERING", "gathering_image", "gathering_reach", "plain_leads"]
 
@@ -129,24 +129,11 @@ def plain_leads(
         # Rows shorter than 1e-12 are divided by 1e-12: nothing is said of those.
         turned = torch.where(least > 1e-11, turned, torch.inf)
         moved, by_entry = torch.where(zero, 0.0, turned).unsqueeze(1), False
-    centre = contract("nc,oc->no", z, weight) + Interval.point(bias.expand(n, -1))
-    label = centre.midpoint.argmax(1)
-    rows = Interval.point(weight[label].unsqueeze(1).expand(-1, len(weight), -1))
-    apart = rows - Interval.point(weight.expand(n, -1, -1))  # (n, o, c)
-    constant = Interval.point(bias[label].unsqueeze(1).expand(-1, len(weight)))
-    lead = contract("noc,nc->no", apart, z) + (constant - Interval.point(bias.expand(n, -1)))
-    size = apart.magnitude
+    centre = Centre.of(z, weight, Interval.point(bias.expand(n, -1)))
+    size, lead = centre.apart.magnitude, centre.lead
     if by_entry:
         taken = scaled_up((size @ moved.unsqueeze(2)).squeeze(2), c + 2)
     else:
         taken = scaled_up(torch.linalg.vector_norm(size, dim=2) * moved, 2 * c + 4)
-    own = torch.zeros_like(taken, dtype=torch.bool).scatter_(1, label.unsqueeze(1), True)
-    infinite = taken.new_full((), torch.inf)
-    least_lead = lead.lower - torch.where(own, 0.0, taken)
-    least_lead = least_lead - 4e-16 * (least_lead.abs() + lead.magnitude) - 1e-300
-    return Lead(
-        centre.midpoint.abs().amax(1),
-        label,
-        torch.where(own, infinite, lead.lower).amin(1),
-        torch.where(own, infinite, least_lead).amin(1),
-    )
+    least = lead.lower - torch.where(centre.own, 0.0, taken)
+    return centre.keeping(least - 4e-16 * (least.abs() + lead.magnitude) - 1e-300)

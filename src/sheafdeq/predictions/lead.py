@@ -16,7 +16,7 @@ from sheafdeq.predictions.arithmetic import Interval, contract, scaled_up
 from sheafdeq.predictions.below import Box
 from sheafdeq.predictions.layer_norm import normalised_rows
 
-__all__ = ["Lead", "leads"]
+__all__ = ["Centre", "Lead", "leads"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +27,45 @@ class Lead:
     label: Tensor  # (n,) the largest logit at the centre
     at_centre: Tensor  # (n,) its lead over the next at the centre, rounded down
     least: Tensor  # (n,) its lead over every other label anywhere in the box, at least
+
+
+@dataclass(frozen=True, eq=False)
+class Centre:
+    """A linear readout at one point z (n, c): logits, and how far the largest leads."""
+
+    logits: Interval  # (n, o)
+    label: Tensor  # (n,)
+    apart: Interval  # (n, o, c) w_a - w_b for the label a
+    lead: Interval  # (n, o) (w_a - w_b) . z + (b_a - b_b)
+
+    @staticmethod
+    def of(z: Interval, weight: Tensor, offset: Interval) -> Centre:
+        """``weight`` (o, c), ``offset`` (n, o)."""
+        logits = contract("nc,oc->no", z, weight) + offset
+        label = logits.midpoint.argmax(1)
+        rows = Interval.point(weight[label].unsqueeze(1).expand(-1, len(weight), -1))
+        apart = rows - Interval.point(weight.expand(len(label), -1, -1))
+        own = offset.map(lambda t: t.gather(1, label.unsqueeze(1)).expand_as(t))
+        return Centre(logits, label, apart, contract("noc,nc->no", apart, z) + (own - offset))
+
+    @property
+    def own(self) -> Tensor:
+        """(n, o) bool: the label itself, which has no lead over itself."""
+        mask = torch.zeros_like(self.lead.lower, dtype=torch.bool)
+        return mask.scatter_(1, self.label.unsqueeze(1), True)
+
+    def losing(self, taken: Tensor) -> Lead:
+        """The lead where at most ``taken`` (n, o) is lost from it."""
+        least = self.lead.lower - taken
+        return self.keeping(least - 4e-16 * (least.abs() + taken) - 1e-300)
+
+    def keeping(self, least: Tensor) -> Lead:
+        """The lead where at least ``least`` (n, o) is left of it."""
+        infinite = least.new_full((), torch.inf)
+        at_centre, anywhere = (
+            torch.where(self.own, infinite, values).amin(1) for values in (self.lead.lower, least)
+        )
+        return Lead(self.logits.midpoint.abs().amax(1), self.label, at_centre, anywhere)
 
 
 @torch.no_grad()
@@ -50,21 +89,7 @@ def leads(
         """(n, o, c) slopes -> (n, o) what the box can change."""
         return scaled_up((rows.magnitude * reach.unsqueeze(1)).sum(2), c + 2)
 
-    centre = contract("nc,oc->no", z, weight)
-    centre = centre + Interval.point(offset.expand(n, -1))
-    label = centre.midpoint.argmax(1)
-    rows = Interval.point(weight[label].unsqueeze(1).expand(-1, len(weight), -1))
-    apart = rows - Interval.point(weight.expand(n, -1, -1))  # (n, o, c)
-    constant = Interval.point(offset[label].unsqueeze(1).expand(-1, len(weight)))
-    constant = constant - Interval.point(offset.expand(n, -1))
-    lead = contract("noc,nc->no", apart, z) + constant
-    least = (lead.lower - reached(contract("noc,ncm->nom", apart, slope))) - 1e-300
-    least = least - 4e-16 * least.abs()
-    own = torch.zeros_like(least, dtype=torch.bool).scatter_(1, label.unsqueeze(1), True)
-    infinite = least.new_full((), torch.inf)
-    return Lead(
-        centre.midpoint.abs().amax(1),
-        label,
-        torch.where(own, infinite, lead.lower).amin(1),
-        torch.where(own, infinite, least).amin(1),
-    )
+    centre = Centre.of(z, weight, Interval.point(offset.expand(n, -1)))
+    taken = reached(contract("noc,ncm->nom", centre.apart, slope))
+    least = (centre.lead.lower - taken) - 1e-300
+    return centre.keeping(least - 4e-16 * least.abs())

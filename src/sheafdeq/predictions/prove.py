@@ -29,7 +29,7 @@ from sheafdeq.predictions.first_order import FirstOrder, first_order
 from sheafdeq.predictions.gathering import GATHERING
 from sheafdeq.predictions.lead import leads
 from sheafdeq.predictions.predictions import Predictions
-from sheafdeq.predictions.rules import RULES, Enclosed, sheared_cascade
+from sheafdeq.predictions.rules import RULES, Enclosed, Question, sheared_cascade
 from sheafdeq.solvers import Picard
 
 __all__ = ["FORMS", "Prover", "certify_predictions", "refined"]
@@ -103,14 +103,14 @@ class Prover:
         unread = _unread(model, graph)
         if unread is not None:
             return _nothing(model, graph, radius, state, unread, started)
-        certificate = self.certificate
+        asked = Question(graph, state, radius, self.certificate)
         if "readout" in vars(model):
             reason = "'readout' was replaced on this object"
             return _nothing(model, graph, radius, state, reason, started)
         if self.form == "sheared" and radius > 0 and isinstance(model, SheafCascade):
-            enclosed = sheared_cascade(model, graph, state, radius, certificate, self.first)
+            enclosed = sheared_cascade(model, asked, self.first)
         else:
-            enclosed = rule(model, graph, state, radius, certificate)
+            enclosed = rule(model, asked)
         return _judged(model, graph, radius, state, enclosed, started)
 
     @property

@@ -15,7 +15,7 @@ from sheafdeq.certificates import Certificate
 from sheafdeq.models.sheaf_relay import SheafRelay
 from sheafdeq.predictions.arithmetic import EPSILON, Interval, contract, scaled_up
 from sheafdeq.predictions.contracting import reach_by_rate
-from sheafdeq.predictions.lead import Lead
+from sheafdeq.predictions.lead import Centre, Lead
 
 __all__ = ["relay_image", "relay_leads", "relay_reach"]
 
@@ -54,20 +54,6 @@ def relay_leads(model: SheafRelay, context: Any, state: Tensor, reach: Tensor) -
     total = Interval.point(state.view(n, -1, c)).total(1)
     wide = scaled_up(reach.view(n, -1, c).sum(1), context.slots)
     share = Interval(context.own, scaled_up(8 * EPSILON * context.own.abs(), 2))
-    centre = contract("nc,oc->no", total, weight) + share
-    label = centre.midpoint.argmax(1)
-    rows = Interval.point(weight[label].unsqueeze(1).expand(-1, len(weight), -1))
-    apart = rows - Interval.point(weight.expand(n, -1, -1))
-    own = share.map(lambda t: t.gather(1, label.unsqueeze(1)).expand_as(t))
-    lead = contract("noc,nc->no", apart, total) + (own - share)
-    taken = scaled_up((apart.magnitude @ wide.unsqueeze(2)).squeeze(2), c + 2)
-    least = lead.lower - taken
-    least = least - 4e-16 * (least.abs() + taken) - 1e-300
-    is_own = torch.zeros_like(least, dtype=torch.bool).scatter_(1, label.unsqueeze(1), True)
-    infinite = least.new_full((), torch.inf)
-    return Lead(
-        centre.midpoint.abs().amax(1),
-        label,
-        torch.where(is_own, infinite, lead.lower).amin(1),
-        torch.where(is_own, infinite, least).amin(1),
-    )
+    centre = Centre.of(total, weight, share)
+    taken = (centre.apart.magnitude @ wide.unsqueeze(2)).squeeze(2)
+    return centre.losing(scaled_up(taken, c + 2))

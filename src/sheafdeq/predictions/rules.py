@@ -5,8 +5,7 @@
   coordinates where states are positive, else in plain ones;
 * SheafDEQ without a rate: several steps together (Theorem 42), synchronous iteration only.
 
-A rule gets the model and the graph in float64, the state to examine, the radius and the convergence
-certificate, which also answers for the object being the model the theorems speak of.
+A rule gets the model in float64 and a :class:`Question`.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from sheafdeq.predictions.strong_step import attention_image, sheaf_image
 from sheafdeq.predictions.together import steps_together
 from sheafdeq.predictions.tower import Tower, enclosed_tower
 
-__all__ = ["RULES", "Enclosed", "sheared_cascade"]
+__all__ = ["RULES", "Enclosed", "Question", "sheared_cascade"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,11 +59,28 @@ class Enclosed:
     coordinates: str = "log"  # of ``reach``: log, or plain where states have any sign
 
 
-def _global(certificate: Certificate) -> str | None:
-    """Why the theorem behind a guaranteed model does not speak of this object."""
-    if certificate.verdict is Verdict.CERTIFIED and certificate.level is Level.GLOBAL:
-        return None
-    return f"convergence is not certified: {certificate.reason or certificate.verdict}"
+@dataclass(frozen=True, eq=False)
+class Question:
+    """What is asked about a model; the certificate also answers for the object being the model the
+    theorems speak of."""
+
+    graph: Graph  # in float64
+    state: Tensor  # to examine
+    radius: float
+    certificate: Certificate
+
+    @property
+    def by_rate(self) -> str:
+        """The grounds where a certified rate bounds the distance."""
+        return f"Proposition 41 with {self.certificate.grounds}"
+
+    @property
+    def objection(self) -> str | None:
+        """Why the theorem behind a guaranteed model does not speak of this object."""
+        certificate = self.certificate
+        if certificate.verdict is Verdict.CERTIFIED and certificate.level is Level.GLOBAL:
+            return None
+        return f"convergence is not certified: {certificate.reason or certificate.verdict}"
 
 
 def _read(
@@ -82,35 +98,26 @@ def _read(
     return Enclosed(rows, reach, reason, grounds, delays, weight, bias, None, starts)
 
 
-def cascade(
-    model: SheafCascade, graph: Graph, state: Tensor, radius: float, certificate: Certificate
-) -> Enclosed:
+def cascade(model: SheafCascade, asked: Question) -> Enclosed:
     """Theorem 39, level by level."""
-    objection = _global(certificate)
-    tower = None if objection else enclosed_tower(model, graph, state, radius)
+    objection = asked.objection
+    tower = None if objection else enclosed_tower(model, asked.graph, asked.state, asked.radius)
     grounds = "Theorem 39 (a verified box level by level) and Theorem 23 (one equilibrium)"
-    return _of_tower(model, state, tower, objection, grounds)
+    return _of_tower(model, asked.state, tower, objection, grounds)
 
 
-def sheared_cascade(
-    model: SheafCascade,
-    graph: Graph,
-    state: Tensor,
-    radius: float,
-    certificate: Certificate,
-    first: FirstOrder,
-) -> Enclosed:
+def sheared_cascade(model: SheafCascade, asked: Question, first: FirstOrder) -> Enclosed:
     """Theorem 43: boxes sheared along the first order."""
-    objection = _global(certificate)
-    found = None if objection else sheared_tower(model, graph, first, radius)
+    objection = asked.objection
+    found = None if objection else sheared_tower(model, asked.graph, first, asked.radius)
     grounds = "Theorem 43 (sheared boxes level by level) and Theorem 23 (one equilibrium)"
     tower = found.tower if found else None
-    enclosed = _of_tower(model, state, tower, objection, grounds)
+    enclosed = _of_tower(model, asked.state, tower, objection, grounds)
     if found is None or enclosed.reach is None or enclosed.norm is None or enclosed.bias is None:
         return enclosed
     readout = (enclosed.weight, enclosed.bias, enclosed.norm)
     try:
-        lead = sheared_leads(enclosed.rows, found, first, radius, *readout)
+        lead = sheared_leads(enclosed.rows, found, first, asked.radius, *readout)
     except ArithmeticError as error:
         return replace(enclosed, reach=None, reason=f"readout: {error} (coupling)")
     return replace(enclosed, lead=lead)
@@ -144,30 +151,27 @@ def _of_tower(
 
 
 @torch.no_grad()
-def strong(
-    model: Any, graph: Graph, state: Tensor, radius: float, certificate: Certificate
-) -> Enclosed:
+def strong(model: Any, asked: Question) -> Enclosed:
     """Proposition 41 with the rate that Theorem 22 or 24 gives for every input."""
-    grounds = f"Proposition 41 with {certificate.grounds}"
-    objection = _global(certificate)
+    graph, state, grounds, objection = asked.graph, asked.state, asked.by_rate, asked.objection
     if objection is not None:
         return _read(model.readout, state, None, objection, grounds, True)
-    assert certificate.rate is not None
+    rate = asked.certificate.rate
+    assert rate is not None
     image_of: Any = sheaf_image if isinstance(model, StrongSheafDEQ) else attention_image
     try:
-        image = image_of(model, model.prepare(graph), graph, state, radius)
+        image = image_of(model, model.prepare(graph), graph, state, asked.radius)
     except ArithmeticError as error:
         return _read(model.readout, state, None, f"{error} (coupling)", grounds, True)
-    reach = reach_by_rate(log_residual(image, state), certificate.rate)
+    reach = reach_by_rate(log_residual(image, state), rate)
     return _read(model.readout, state, reach, None, grounds, True)
 
 
 @torch.no_grad()
-def sheaf_deq(
-    model: SheafDEQ, graph: Graph, state: Tensor, radius: float, certificate: Certificate
-) -> Enclosed:
+def sheaf_deq(model: SheafDEQ, asked: Question) -> Enclosed:
     """Proposition 41 where a rate is certified, else several steps together (Theorem 42)."""
-    if radius > 0:
+    graph, state, certificate = asked.graph, asked.state, asked.certificate
+    if asked.radius > 0:
         reason = "the rate of a SheafDEQ is proved for the stored features alone (rate)"
         return _read(model.readout, state, None, reason, "nothing", False)
     metric, domain, rate = certificate.metric, certificate.domain, certificate.rate
@@ -181,14 +185,13 @@ def sheaf_deq(
             enclosure = SheafEnclosure(model, model.prepare(graph))
             image = enclosure.image(state.log(), torch.full_like(state, 1e-15))
             reach = reach_by_rate(log_residual(image, state), rate, metric.weights)
-            grounds = f"Proposition 41 with {certificate.grounds}"
             starts = (
                 "every start within the proved ball"
                 if certificate.level is Level.BALL
                 else "every positive start"
             )
             delays = certificate.delays
-            return _read(model.readout, state, reach, None, grounds, delays, starts)
+            return _read(model.readout, state, reach, None, asked.by_rate, delays, starts)
     found = steps_together(model, model.prepare(graph), state)
     grounds = (
         f"Theorem 42 ({found.steps} steps together, rate {found.rate:.4g} a step in an adapted "
@@ -200,17 +203,15 @@ def sheaf_deq(
 
 
 @torch.no_grad()
-def gathering(
-    model: Any, graph: Graph, state: Tensor, radius: float, certificate: Certificate
-) -> Enclosed:
+def gathering(model: Any, asked: Question) -> Enclosed:
     """Proposition 41 in plain coordinates, with the rates of Propositions 32 to 35."""
-    grounds = f"Proposition 41 with {certificate.grounds}"
+    graph, state, grounds = asked.graph, asked.state, asked.by_rate
     output = model.readout if isinstance(model, APPNP) else model.linear_readout
     starts = "every start"
-    found: Tensor | str | None = _global(certificate)
+    found: Tensor | str | None = asked.objection
     if found is None:
         try:
-            found = gathering_reach(model, graph, state, radius, certificate)
+            found = gathering_reach(model, graph, state, asked.radius, asked.certificate)
         except ArithmeticError as error:
             found = f"{error} (coupling)"
     if isinstance(found, str):
@@ -218,45 +219,41 @@ def gathering(
     unit_rows = isinstance(model, IGNN) or (isinstance(model, EIGNN) and model.normalise)
     weight, bias = output.weight.detach(), output.bias.detach()
     lead = plain_leads(state, found, weight, bias, unit_rows=unit_rows)
-    enclosed = _read(output, state, found, None, grounds, certificate.delays, starts)
+    enclosed = _read(output, state, found, None, grounds, asked.certificate.delays, starts)
     return replace(enclosed, lead=lead, coordinates="plain")
 
 
 @torch.no_grad()
-def relay(
-    model: SheafRelay, graph: Graph, state: Tensor, radius: float, certificate: Certificate
-) -> Enclosed:
+def relay(model: SheafRelay, asked: Question) -> Enclosed:
     """Proposition 41 in plain coordinates, with the rate of Theorem 38."""
-    grounds = f"Proposition 41 with {certificate.grounds}"
-    reason = _global(certificate)
-    if reason is None and radius > 0:
+    state, certificate, reason = asked.state, asked.certificate, asked.objection
+    if reason is None and asked.radius > 0:
         reason = "the rate of a SheafRelay is proved for the stored features alone (rate)"
     if reason is not None:
-        return _read(model.output, state, None, reason, grounds, True, "every start")
-    context: Any = model.prepare(graph)
+        return _read(model.output, state, None, reason, asked.by_rate, True, "every start")
+    context: Any = model.prepare(asked.graph)
     reach = relay_reach(model, context, state, certificate)
     lead = relay_leads(model, context, state, reach)
-    enclosed = _read(model.output, state, reach, None, grounds, certificate.delays, "every start")
+    delays = certificate.delays
+    enclosed = _read(model.output, state, reach, None, asked.by_rate, delays, "every start")
     return replace(enclosed, lead=lead, coordinates="plain")
 
 
 @torch.no_grad()
-def energy(
-    model: EnergyGNN, graph: Graph, state: Tensor, radius: float, certificate: Certificate
-) -> Enclosed:
+def energy(model: EnergyGNN, asked: Question) -> Enclosed:
     """Proposition 36(b): strong convexity bounds the distance to the minimiser."""
     grounds = "Proposition 36(b) (strong convexity)"
-    reason = _global(certificate)
+    graph, state, reason = asked.graph, asked.state, asked.objection
     if reason is not None:
         return _read(model.readout, state, None, reason, grounds, False, "every start")
-    reach = energy_reach(model, model.prepare(graph), graph, state, radius)
+    reach = energy_reach(model, model.prepare(graph), graph, state, asked.radius)
     weight, bias = model.readout.weight.detach(), model.readout.bias.detach()
     lead = plain_leads(state, reach, weight, bias, unit_rows=False)
     enclosed = _read(model.readout, state, reach, None, grounds, False, "every start")
     return replace(enclosed, lead=lead, coordinates="plain")
 
 
-Rule = Callable[[Any, Graph, Tensor, float, Certificate], Enclosed]
+Rule = Callable[[Any, Question], Enclosed]
 RULES: dict[type, Rule] = {
     SheafCascade: cascade,
     StrongSheafDEQ: strong,

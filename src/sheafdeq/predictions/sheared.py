@@ -13,7 +13,6 @@ what cancels between neighbours and levels stays cancelled.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import torch
@@ -25,13 +24,12 @@ from sheafdeq.predictions.arithmetic import EPSILON, Interval, Slope, contract, 
 from sheafdeq.predictions.below import Below, Box
 from sheafdeq.predictions.contracting import log_residual
 from sheafdeq.predictions.first_order import FirstOrder, LevelSlopes
-from sheafdeq.predictions.inputs import cascade_inputs
 from sheafdeq.predictions.layer_norm import normalised_rows
-from sheafdeq.predictions.lead import Lead
+from sheafdeq.predictions.lead import Centre, Lead
 from sheafdeq.predictions.level import LevelEnclosure, RowSlopes
 from sheafdeq.predictions.map_slopes import part_of
 from sheafdeq.predictions.own_map import OwnMap
-from sheafdeq.predictions.tower import LevelBound, Tower, pieces, settled
+from sheafdeq.predictions.tower import LevelBound, Tower, built, pieces, settled
 
 __all__ = ["Sheared", "sheared_leads", "sheared_tower"]
 
@@ -51,32 +49,18 @@ class Sheared:
 @torch.no_grad()
 def sheared_tower(model: SheafCascade, graph: Graph, first: FirstOrder, radius: float) -> Sheared:
     """Enclose the equilibria for all features within ``radius``, at the state of ``first``."""
-    started = time.perf_counter()
-    inputs = cascade_inputs(model, graph, radius)
-    c, reason = model.width, None
-    bounds: list[LevelBound] = []
-    beyond = graph.x.new_zeros(graph.num_nodes, 0)
-    for level, slopes in enumerate(first.levels):
-        enclosure = LevelEnclosure(model, graph, level, inputs)
-        own = first.state[:, level * c : (level + 1) * c].contiguous()
-        try:
-            if level == 0:
-                below = enclosure.reading.first(graph.num_nodes)
-            else:
-                lower = first.state[:, (level - 1) * c : level * c].contiguous()
-                reach = bounds[-1].reach
-                below = enclosure.reading.above(Box.around(lower, reach), reach)
-            found = _level(enclosure, below, slopes, own, beyond, radius)
-        except ArithmeticError as error:
-            reason = f"level {level + 1}: {error}"
-            break
+    beyond = [graph.x.new_zeros(graph.num_nodes, 0)]
+
+    def bound(level: LevelEnclosure, below: Below, own: Tensor, scale: float) -> LevelBound | str:
+        slopes = first.levels[len(beyond) - 1]
+        found = _level(level, below, slopes, own, beyond[-1], radius)
         if isinstance(found, str):
-            reason = f"level {level + 1}: {found}"
-            break
-        bound, beyond = found
-        bounds.append(bound)
-    tower = Tower(tuple(bounds), reason, time.perf_counter() - started)
-    return Sheared(tower, beyond if reason is None else None)
+            return found
+        beyond.append(found[1])
+        return found[0]
+
+    tower = built(model, graph, first.state, radius, bound)
+    return Sheared(tower, beyond[-1] if tower.reason is None else None)
 
 
 def _level(
@@ -208,18 +192,12 @@ def sheared_leads(
     assert found.beyond is not None
     reach, beyond, c = found.tower.levels[-1].reach, found.beyond, state.shape[1]
     z = normalised_rows(Interval.point(state), torch.zeros_like(state), norm).centre
-    centre = contract("nc,oc->no", z, weight) + Interval.point(bias.expand(len(state), -1))
-    label = centre.midpoint.argmax(1)
-    rows = Interval.point(weight[label].unsqueeze(1).expand(-1, len(weight), -1))
-    apart = rows - Interval.point(weight.expand(len(state), -1, -1))  # (n, o, c)
-    constant = Interval.point(bias[label].unsqueeze(1).expand(-1, len(weight)))
-    constant = constant - Interval.point(bias.expand(len(state), -1))
-    lead = contract("noc,nc->no", apart, z) + constant
+    at_state = Centre.of(z, weight, Interval.point(bias.expand(len(state), -1)))
 
     def slope_over(box: Box) -> Interval:
         jacobian = normalised_rows(Interval.point(state), box.width, norm).jacobian
         log = jacobian * box.interval.map(lambda t: t.unsqueeze(1).expand(-1, c, -1))
-        return contract("noc,ncm->nom", apart, log)
+        return contract("noc,ncm->nom", at_state.apart, log)
 
     fixed = slope_over(Box.around(state, torch.zeros_like(state))).midpoint  # q (n, o, c)
     over = slope_over(Box.around(state, reach))
@@ -229,14 +207,4 @@ def sheared_leads(
     # float32: c products and two rounded factors, against |q| times the row sums of |G|
     sizes = scaled_up(fixed.abs() @ first.levels[-1].total.unsqueeze(2), c + 2).squeeze(2)
     straight = scaled_up(straight + (c + 8) * 2.0**-23 * sizes + 1e-28, first.top.shape[2] + 4)
-    taken = scaled_up((bent + past).squeeze(2) + radius * straight, 8)
-    least = lead.lower - taken
-    least = least - 4e-16 * (least.abs() + taken) - 1e-300
-    own = torch.zeros_like(least, dtype=torch.bool).scatter_(1, label.unsqueeze(1), True)
-    infinite = least.new_full((), torch.inf)
-    return Lead(
-        centre.midpoint.abs().amax(1),
-        label,
-        torch.where(own, infinite, lead.lower).amin(1),
-        torch.where(own, infinite, least).amin(1),
-    )
+    return at_state.losing(scaled_up((bent + past).squeeze(2) + radius * straight, 8))

@@ -15,6 +15,7 @@ below is formed edge by edge (:mod:`.level`), a few nodes at a time.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +30,7 @@ from sheafdeq.predictions.inputs import cascade_inputs
 from sheafdeq.predictions.level import LevelEnclosure
 from sheafdeq.predictions.own_map import OwnMap
 
-__all__ = ["LevelBound", "Tower", "enclosed_tower", "pieces", "settled"]
+__all__ = ["LevelBound", "Tower", "built", "enclosed_tower", "pieces", "settled"]
 
 EDGES_AT_ONCE = 512
 """Small enough for intermediate blocks to stay in the cache: three times faster than 2048."""
@@ -69,6 +70,17 @@ class Tower:
 @torch.no_grad()
 def enclosed_tower(model: SheafCascade, graph: Graph, state: Tensor, radius: float = 0.0) -> Tower:
     """Enclose the equilibrium near ``state`` (n, L c), for all features within ``radius``."""
+    return built(model, graph, state, radius, _level)
+
+
+Bounding = Callable[[LevelEnclosure, Below, Tensor, float], LevelBound | str]
+"""(a level, what is below it, its state, how large the change below is) -> its box, or why none."""
+
+
+def built(
+    model: SheafCascade, graph: Graph, state: Tensor, radius: float, bounding: Bounding
+) -> Tower:
+    """A tower whose levels are bounded one after the other, up to the first that is not."""
     started = time.perf_counter()
     inputs = cascade_inputs(model, graph, radius)
     bounds: list[LevelBound] = []
@@ -84,7 +96,7 @@ def enclosed_tower(model: SheafCascade, graph: Graph, state: Tensor, radius: flo
                 reach = bounds[-1].reach
                 below = enclosure.reading.above(Box.around(lower, reach), reach)
                 scale = max(radius, float(reach.max()) if reach.numel() else 0.0)
-            found = _level(enclosure, below, own, scale)
+            found = bounding(enclosure, below, own, scale)
         except ArithmeticError as error:
             reason = f"level {level + 1}: {error}"
             break
