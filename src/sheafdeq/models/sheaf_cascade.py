@@ -30,7 +30,7 @@ from sheafdeq.ops.gated_step import block_product, edge_parts, edge_product, gat
 from sheafdeq.ops.sheaf_blocks import blocks_from_hidden, generate
 from sheafdeq.recurrence import edge_field, node_field
 from sheafdeq.solvers import Partition, Solution, Solver
-from sheafdeq.solvers.iterate import Function, Observer
+from sheafdeq.solvers.iterate import Function
 
 __all__ = ["CascadeContext", "Sheaf", "SheafCascade"]
 
@@ -193,13 +193,7 @@ class SheafCascade(StalkModel, EncodedModel, EquilibriumModel):
             elif isinstance(module, nn.LayerNorm):
                 module.reset_parameters()
             elif isinstance(module, CascadeLevel):
-                for mixing in (
-                    module.message_stalk,
-                    module.message_channel,
-                    module.stalk_mixing,
-                    module.channel_mixing,
-                ):
-                    nn.init.xavier_uniform_(mixing)
+                xavier(module.parameters(recurse=False))
                 with torch.no_grad():
                     module.channel_mixing.mul_(self.gain)
 
@@ -266,30 +260,12 @@ class SheafCascade(StalkModel, EncodedModel, EquilibriumModel):
 
     # ------------------------------------------------------------------ solving
 
-    def solve(
-        self,
-        context: CascadeContext,
-        graph: Graph,
-        *,
-        steps: int | None = None,
-        initial_state: Tensor | None = None,
-        solver: Solver | None = None,
-        adjoint: Adjoint | None = None,
-        observe: Observer | None = None,
-    ) -> Solution:
+    def solve(self, context: CascadeContext, graph: Graph, **options: Any) -> Solution:
         """Staged by default; the joint iteration when steps, a start, a solver or an observer is
         given."""
-        if steps is None and initial_state is None and solver is None and observe is None:
-            return self.solve_staged(context, graph, adjoint=adjoint)
-        return super().solve(
-            context,
-            graph,
-            steps=steps,
-            initial_state=initial_state,
-            solver=solver,
-            adjoint=adjoint,
-            observe=observe,
-        )
+        if all(value is None for name, value in options.items() if name != "adjoint"):
+            return self.solve_staged(context, graph, adjoint=options.get("adjoint"))
+        return super().solve(context, graph, **options)
 
     def solve_staged(
         self,
@@ -316,20 +292,17 @@ class SheafCascade(StalkModel, EncodedModel, EquilibriumModel):
             solver = solver.with_steps(max(1, solver.steps // self.levels))
         solver = self.judged(solver)
         adjoint = adjoint if adjoint is not None else self.adjoint
-        options: dict[str, Any] = {
-            "partition": Partition(graph.graph_of_node, graph.num_graphs),
-        }
+        partition = Partition(graph.graph_of_node, graph.num_graphs)
         below: Tensor | None = None
         parts: list[Solution] = []
         for level in range(self.levels):
             sheaf = self._sheaf(level, below, None, context)
             step = self.level_map(level, sheaf, context)
             start = sheaf.drive + self.shift
-            recording = torch.is_grad_enabled()
             solution = (
-                adjoint.solve(step, start, solver, **options)
-                if recording
-                else solver.solve(step, start, **options)
+                adjoint.solve(step, start, solver, partition=partition)
+                if torch.is_grad_enabled()
+                else solver.solve(step, start, partition=partition)
             )
             parts.append(solution)
             below = solution.value
@@ -436,15 +409,9 @@ class SheafCascade(StalkModel, EncodedModel, EquilibriumModel):
                 images.append(self.level_map(level, sheaf, context)(state))
                 continue
             module = self._level(level)
-            blocks, diagonal = (
-                sheaf.blocks @ module.stalk_mixing,
-                sheaf.diagonal @ module.stalk_mixing,
-            )
-            (plus, minus), (own_plus, own_minus), mixing = (
-                two_parts(blocks),
-                two_parts(diagonal),
-                two_parts(module.channel_mixing),
-            )
+            plus, minus = two_parts(sheaf.blocks @ module.stalk_mixing)
+            own_plus, own_minus = two_parts(sheaf.diagonal @ module.stalk_mixing)
+            mixing = two_parts(module.channel_mixing)
             h, arriving = state.view(-1, d, q), received[:, columns].reshape(-1, d, q)
             parts = edge_parts(
                 (plus, own_plus),
