@@ -69,6 +69,10 @@ class _Options:
         if known is not None:
             action.completer = names_of(known)
 
+    def named(self, name: str, words: str, known: Callable[[], Iterable[str]], **more: Any) -> None:
+        """A word in its place that is one of the ``known`` ones, which the shell completes."""
+        self.add_argument(name, metavar="NAME", help=words, **more).completer = names_of(known)
+
     def several(
         self, name: str, kind: Callable[[str], Any], words: str, default: Any = (), **more: Any
     ) -> None:

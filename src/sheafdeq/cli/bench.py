@@ -135,23 +135,18 @@ def _table(result: dict[str, Any]) -> str:
         )
     lines += ["", "a training pass of each model"]
     lines += [f"{row['name']:24}{row['seconds']:10.3f}" for row in result["models"]]
-    if result["attention"]:
-        lines += [
-            "",
-            f"{'forward and backward':24}{'seconds':>10}{'peer':>18}{'seconds':>10}{'':>8}",
-        ]
-        lines += [
-            f"{row['name']:24}{row['seconds']:10.4f}{row['peer']:>18}{row['peer_seconds']:10.4f}"
-            f"{row['speedup']:7.1f}x"
-            for row in result["attention"]
-        ]
-    if result["small_graphs"]:
-        lines += ["", f"{'an epoch of':24}{'seconds':>10}{'in the kernel':>16}{'PyG':>10}{'':>8}"]
-        lines += [
-            f"{row['task']:24}{row['seconds']:10.3f}{row['kernel_seconds']:16.3f}"
-            f"{row['peer_seconds']:10.3f}{row['speedup']:7.1f}x"
-            for row in result["small_graphs"]
-        ]
+    attention = f"{'forward and backward':24}{'seconds':>10}{'peer':>18}{'seconds':>10}{'':>8}"
+    epoch = f"{'an epoch of':24}{'seconds':>10}{'in the kernel':>16}{'PyG':>10}{'':>8}"
+    for part, head, line in (
+        ("attention", attention, "{name:24}{seconds:10.4f}{peer:>18}{peer_seconds:10.4f}"),
+        (
+            "small_graphs",
+            epoch,
+            "{task:24}{seconds:10.3f}{kernel_seconds:16.3f}{peer_seconds:10.3f}",
+        ),
+    ):
+        if result[part]:
+            lines += ["", head, *((line + "{speedup:7.1f}x").format(**row) for row in result[part])]
     if result["scales"]:
         lines += ["", f"{'edges':>12}{'ns per edge and step':>24}{'peak memory':>16}"]
         for row in result["scales"]:

@@ -255,30 +255,14 @@ class _Progress:
 
 
 def _record(options: argparse.Namespace, subject: Examined, result: Inference) -> dict[str, Any]:
-    from sheafdeq.cli.subject import Subject, command_line
+    from sheafdeq.cli.subject import Subject, command_line, given
 
     words = command_line(
         "infer",
         subject,
         data_choice(options),
-        parts=options.parts,
-        mode=options.mode,
-        engine=options.engine,
-        split=options.split,
-        graph=options.graph,
-        steps=options.steps,
-        tolerance=options.tolerance,
-        staleness=options.staleness,
-        on_late=options.on_late,
-        slow=options.slow,
-        loss=options.loss,
-        duplication=options.duplication,
-        delay=options.delay,
-        damping=options.damping,
-        horizon=options.horizon,
-        seconds=options.seconds,
-        double=options.double,
-        partition=options.partition,
+        **given(options, "parts mode engine split graph steps tolerance staleness on_late slow"),
+        **given(options, "loss duplication delay damping horizon seconds double partition"),
     )
     facts = {**subject.facts(), **result.record}
     score = subject.score(result.outputs) if isinstance(subject, Subject) else None

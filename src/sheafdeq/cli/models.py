@@ -8,8 +8,8 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from sheafdeq.cli.arguments import Parser, names_of
-from sheafdeq.report.grid import fitted, terminal_width, wrapped
+from sheafdeq.cli.arguments import Parser
+from sheafdeq.report.grid import cells, fitted, terminal_width, wrapped
 
 __all__ = ["configure", "run", "table"]
 
@@ -28,13 +28,8 @@ def configure(parser: Parser) -> None:
     classes) for three input features, which the paper's printed counts need, and for the real two;
     propagation, what makes it well-posed, gradient and inference. Give names to see their
     options."""
-    names: Any = parser.add_argument(
-        "names",
-        nargs="*",
-        metavar="NAME",
-        help="only these models, with their options and the paper's grid",
-    )
-    names.completer = names_of(model_names)
+    words = "only these models, with their options and the paper's grid"
+    parser.named("names", words, model_names, nargs="*")
     parser.flag("--wide", "every column, however wide the terminal is")
     parser.answers(run)
 
@@ -98,33 +93,24 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"models": rows, "notes": NOTES}, indent=2))
         return 0
-    head = (
-        "model",
-        "name",
-        "f = 3",
-        "paper",
-        "f = 2",
-        "propagation",
-        "well-posedness",
-        "gradient",
-        "inference",
-    )
-    lines = [
-        (
-            row["title"],
-            row["name"],
-            f"{row['parameters_f3']:,}",
-            "" if row["parameters_paper"] is None else f"{row['parameters_paper']:,}",
-            f"{row['parameters_f2']:,}",
-            row["propagation"],
-            row["well_posedness"],
-            row["gradient"],
-            row["inference"],
-        )
-        for row in rows
-    ]
+    shown = {
+        "model": "{title}",
+        "name": "{name}",
+        "f = 3": "{parameters_f3:,}",
+        "paper": "{printed}",
+        "f = 2": "{parameters_f2:,}",
+        "propagation": "{propagation}",
+        "well-posedness": "{well_posedness}",
+        "gradient": "{gradient}",
+        "inference": "{inference}",
+    }
     width = terminal_width(options.wide)
-    print(fitted(head, lines, width, right=(2, 3, 4)))
+    counts = [row["parameters_paper"] for row in rows]
+    printed = ("" if count is None else f"{count:,}" for count in counts)
+    lines = cells(
+        ({**row, "printed": text} for row, text in zip(rows, printed, strict=True)), shown
+    )
+    print(fitted(list(shown), lines, width, right=(2, 3, 4)))
     for name, note in NOTES.items():
         if any(row["name"] == name for row in rows):
             print(wrapped(f"{MODELS[name].title}: {note}.", width, 2))

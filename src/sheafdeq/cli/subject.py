@@ -366,6 +366,11 @@ def chosen_by(options: Any) -> dict[str, Any]:
     return {key: getattr(options, key) for key in ("seed", "split", "graph", "double")}
 
 
+def given(options: Any, names: str) -> dict[str, Any]:
+    """The values of options, by name."""
+    return {name: getattr(options, name) for name in names.split()}
+
+
 def command_line(
     command: str, subject: Examined, data: DataChoice | None = None, **options: Any
 ) -> str:

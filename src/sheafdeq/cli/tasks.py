@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 from sheafdeq.cli.arguments import (
     FIGURE_ENDINGS,
     Parser,
-    names_of,
     output_file,
     parse_assignments,
     whole_number,
 )
 from sheafdeq.cli.data_options import add_data_options, data_choice
 from sheafdeq.errors import UsageError
-from sheafdeq.report.grid import fitted, terminal_width, wrapped
+from sheafdeq.report.grid import cells, fitted, terminal_width, wrapped
 
 if TYPE_CHECKING:
     from sheafdeq.data.task import Task
@@ -39,13 +38,8 @@ def configure(parser: Parser) -> None:
         description="Build a task and print its figures. Your own graph: --npz FILE, or --nodes "
         "FILE --edges FILE.",
     )
-    name: Any = show.add_argument(
-        "name",
-        nargs="?",
-        metavar="NAME",
-        help="a name from 'sheafdeq tasks'; with files of your own, what they are to be called",
-    )
-    name.completer = names_of(task_names)
+    words = "a name from 'sheafdeq tasks'; with files of your own, what they are to be called"
+    show.named("name", words, task_names, nargs="?")
     show.value("--level", whole_number(0, 10), "heterophily level 0 to 10 (community)", metavar="L")
     words = "another option of the task, e.g. nodes=60"
     show.repeated("--option", "--task-set", words=words, dest="option")
@@ -84,21 +78,18 @@ def run_list(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"tasks": rows}, indent=2))
         return 0
-    head = ("task", "kind", "graphs", "nodes", "edges", "files", "summary")
-    lines = [
-        (
-            row["name"],
-            row["kind"],
-            f"{row['graphs']:,}",
-            f"{row['nodes']:,}",
-            f"{row['stored_edges']:,}",
-            "yes" if row["files"] else "no",
-            row["summary"],
-        )
-        for row in rows
-    ]
+    shown = {
+        "task": "{name}",
+        "kind": "{kind}",
+        "graphs": "{graphs:,}",
+        "nodes": "{nodes:,}",
+        "edges": "{stored_edges:,}",
+        "files": "{asked}",
+        "summary": "{summary}",
+    }
     width = terminal_width(options.wide)
-    print(fitted(head, lines, width, right=(2, 3, 4)))
+    lines = cells(({**row, "asked": "yes" if row["files"] else "no"} for row in rows), shown)
+    print(fitted(list(shown), lines, width, right=(2, 3, 4)))
     note = (
         "edges are stored edges (both directions); 'files: yes' reads the data folder, see "
         "'tasks show --help'"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sheafdeq.cli.arguments import Parser, names_of, present_folder
-from sheafdeq.report.grid import fitted, terminal_width
+from sheafdeq.report.grid import cells, fitted, terminal_width
 
 __all__ = ["configure"]
 
@@ -77,20 +77,14 @@ def run_list(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"models": entries}, indent=2))
         return 0
-    head = ("name", "model", "parameters", "score", "validation", "test", "certificate")
-    lines = [
-        (
-            entry["name"],
-            entry["model"],
-            f"{entry['parameters']:,}",
-            entry["score"],
-            f"{entry['validation']:.5g}",
-            f"{entry['test']:.5g}",
-            entry["certificate"],
-        )
-        for entry in entries
-    ]
-    print(fitted(head, lines, terminal_width(options.wide), right=(2, 4, 5)), end="")
+    shown = {
+        **{name: f"{{{name}}}" for name in ("name", "model", "parameters", "score")},
+        **{name: f"{{{name}:.5g}}" for name in ("validation", "test")},
+        "certificate": "{certificate}",
+    }
+    shown["parameters"] = "{parameters:,}"
+    lines = cells(entries, shown)
+    print(fitted(list(shown), lines, terminal_width(options.wide), right=(2, 4, 5)), end="")
     return 0
 
 

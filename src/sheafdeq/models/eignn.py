@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from typing_extensions import Unpack
 
 from sheafdeq.adjoints import Adjoint
@@ -19,11 +18,10 @@ from sheafdeq.errors import InputError
 from sheafdeq.layers.adjacency import gcn_weights, propagate
 from sheafdeq.layers.adjacency_spectrum import AdjacencySpectrum, spectrum_of
 from sheafdeq.layers.checks import checked_positive
-from sheafdeq.layers.feature_encoder import EncodedModel, EncodedWidth, dropout_mask
-from sheafdeq.layers.gathering import GatheringModel
-from sheafdeq.layers.sizes import WideModel
+from sheafdeq.layers.convolution_model import ConvolutionModel
+from sheafdeq.layers.feature_encoder import EncodedWidth, dropout_mask
 from sheafdeq.recurrence import edge_field, node_field
-from sheafdeq.solvers import Partition, Picard, Solution, Solver, Status
+from sheafdeq.solvers import Partition, Solution, Solver, Status
 from sheafdeq.solvers.solution import AdjointReport
 
 __all__ = ["EIGNN", "EignnContext"]
@@ -46,7 +44,7 @@ class EignnContext:
     readout_mask: Tensor | None = node_field(default=None)  # (n, c) dropout
 
 
-class EIGNN(WideModel, EncodedModel, GatheringModel):
+class EIGNN(ConvolutionModel):
     r"""A linear fixed point with a positive semidefinite mixing matrix of norm below one.
 
     .. math::
@@ -87,15 +85,12 @@ class EIGNN(WideModel, EncodedModel, GatheringModel):
         steps: step limit when iterating.
         solver: used when iterating.
         gradient: used when iterating.
-        options: ``encoder`` and ``input_dropout``, what the features pass first
-            (:class:`~sheafdeq.layers.feature_encoder.EncodedModel`), and ``dropout``, in that
-            encoder and on the state at the readout while training, one mask a solve.
+        options: ``encoder``, ``input_dropout`` and ``dropout``
+            (:class:`~sheafdeq.layers.convolution_model.ConvolutionModel`).
 
     Shapes: x (n, f) -> (n, o). Edge features are ignored.
     """
 
-    edge_input = "ignored"
-    weighted = True
     exportable = False
 
     def __init__(
@@ -110,17 +105,21 @@ class EIGNN(WideModel, EncodedModel, GatheringModel):
         gradient: str | Adjoint = "implicit",
         **options: Unpack[EncodedWidth],
     ) -> None:
-        default = Picard(steps=steps, tolerance=1e-6, stop_early=True, distance=SUP)
-        solver = default if solver is None else solver
-        super().__init__(*sizes, steps=steps, solver=solver, gradient=gradient, **options)
+        super().__init__(
+            *sizes,
+            steps=steps,
+            tolerance=1e-6,
+            normalise=normalise,
+            solver=solver,
+            gradient=gradient,
+            **options,
+        )
         checked_positive(max_nodes=max_nodes)
         if not 0.0 < float(gamma) < 1.0:
             raise InputError(f"gamma must be in (0, 1), got {gamma!r}")
         self.gamma, self.max_nodes = float(gamma), max_nodes
-        self.self_loops, self.normalise = bool(self_loops), bool(normalise)
-        self.drive = nn.Linear(self.inputs.out_channels, self.width)
+        self.self_loops = bool(self_loops)
         self.factor = nn.Parameter(torch.empty(self.width, self.width))  # F
-        self.linear_readout = nn.Linear(self.width, self.out_channels)
         self.reset_parameters()
 
     def prepare(self, graph: Graph) -> EignnContext:
@@ -149,14 +148,6 @@ class EIGNN(WideModel, EncodedModel, GatheringModel):
             propagate(context.edge_weight, own_weight, own, table, edges) @ context.mixing
             + context.drive
         )
-
-    def readout(self, state: Tensor, context: EignnContext) -> Tensor:
-        """A linear map, of unit rows when ``normalise`` is set."""
-        rows = functional.normalize(state, dim=1) if self.normalise else state
-        if context.readout_mask is not None:
-            rows = rows * context.readout_mask
-        result: Tensor = self.linear_readout(rows)
-        return result
 
     def solve(self, context: EignnContext, graph: Graph, **options: Any) -> Solution:
         """The closed form; with any solver option, the iteration."""

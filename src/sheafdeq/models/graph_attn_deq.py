@@ -14,10 +14,10 @@ from sheafdeq.distances import THOMPSON
 from sheafdeq.edges import Edges
 from sheafdeq.equilibrium import Readout
 from sheafdeq.errors import InputError
-from sheafdeq.layers.gathering import GatheringModel
+from sheafdeq.layers.attention_model import AttentionModel
 from sheafdeq.layers.initialise import xavier
 from sheafdeq.layers.restriction import checked_norm_order, normalise_rows
-from sheafdeq.layers.sizes import HeadModel, HeadOptions
+from sheafdeq.layers.sizes import HeadOptions
 from sheafdeq.ops.attention import Attended, EdgeTerms, attention, packed_attention
 from sheafdeq.recurrence import edge_field, node_field
 
@@ -34,7 +34,7 @@ class AttentionContext:
     edge_embedding: Tensor | None = edge_field(default=None)  # (e, c)
 
 
-class GraphAttnDEQ(HeadModel, GatheringModel):
+class GraphAttnDEQ(AttentionModel):
     r"""Attention recomputed from the state at every step.
 
     .. math::
@@ -85,14 +85,8 @@ class GraphAttnDEQ(HeadModel, GatheringModel):
             raise InputError(f"shift must be above 1 (it keeps the state positive), got {shift!r}")
         self.shift, self.edge_dim = float(shift), edge_dim or None
         self.pre_norm, self.norm_order = bool(pre_norm), checked_norm_order(norm_order)
-        c = self.width
-        self.drive = nn.Linear(self.in_channels, c)
-        self.query = nn.Linear(c, c, bias=False)
-        self.key = nn.Linear(c, c, bias=False)
-        self.value = nn.Linear(c, c, bias=False)
-        self.mixing = nn.Linear(c, c, bias=False)
-        self.edge = nn.Linear(edge_dim, c, bias=False) if edge_dim else None
-        self.readout = Readout(c, self.out_channels)
+        self.edge = nn.Linear(edge_dim, self.width, bias=False) if edge_dim else None
+        self.readout = Readout(self.width, self.out_channels)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -6,19 +6,16 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from typing_extensions import Unpack
 
 from sheafdeq.adjoints import Adjoint, Implicit
 from sheafdeq.data.graph import Graph
-from sheafdeq.distances import SUP
 from sheafdeq.edges import Edges
 from sheafdeq.errors import InputError
 from sheafdeq.layers.adjacency import gcn_weights, propagate
-from sheafdeq.layers.feature_encoder import EncodedModel, EncodedWidth, dropout_mask
-from sheafdeq.layers.gathering import GatheringModel
+from sheafdeq.layers.convolution_model import ConvolutionModel
+from sheafdeq.layers.feature_encoder import EncodedWidth, dropout_mask
 from sheafdeq.layers.initialise import xavier
-from sheafdeq.layers.sizes import WideModel
 from sheafdeq.recurrence import edge_field, node_field
 from sheafdeq.solvers import Picard, Solver
 
@@ -36,7 +33,7 @@ class IgnnContext:
     readout_mask: Tensor | None = node_field(default=None)  # (n, c) dropout
 
 
-class IGNN(WideModel, EncodedModel, GatheringModel):
+class IGNN(ConvolutionModel):
     r"""One graph convolution, iterated to its fixed point.
 
     .. math::
@@ -66,15 +63,11 @@ class IGNN(WideModel, EncodedModel, GatheringModel):
         tolerance: at which it stops (absolute, largest entry).
         solver: replaces that solve.
         gradient: ``"implicit"`` (the paper's), or any other gradient rule.
-        options: ``encoder`` and ``input_dropout``, what the features pass first
-            (:class:`~sheafdeq.layers.feature_encoder.EncodedModel`), and ``dropout``, in that
-            encoder and on the state at the readout while training, one mask a solve.
+        options: ``encoder``, ``input_dropout`` and ``dropout``
+            (:class:`~sheafdeq.layers.convolution_model.ConvolutionModel`).
 
     Shapes: x (n, f) -> (n, o). Edge features are ignored.
     """
-
-    edge_input = "ignored"
-    weighted = True
 
     def __init__(
         self,
@@ -86,20 +79,24 @@ class IGNN(WideModel, EncodedModel, GatheringModel):
         gradient: str | Adjoint = "implicit",
         **options: Unpack[EncodedWidth],
     ) -> None:
-        default = Picard(steps=steps, tolerance=tolerance, stop_early=True, distance=SUP)
         adjoint = (
             Implicit(Picard(500, tolerance=tolerance, stop_early=True))
             if gradient == "implicit"
             else gradient
         )
-        solver = default if solver is None else solver
-        super().__init__(*sizes, steps=steps, solver=solver, gradient=adjoint, **options)
+        super().__init__(
+            *sizes,
+            steps=steps,
+            tolerance=tolerance,
+            normalise=True,
+            solver=solver,
+            gradient=adjoint,
+            **options,
+        )
         if not 0.0 < float(kappa) < 1.0:
             raise InputError(f"kappa must be in (0, 1), got {kappa!r}")
         self.kappa = float(kappa)
-        self.drive = nn.Linear(self.inputs.out_channels, self.width)
         self.recurrent = nn.Parameter(torch.empty(self.width, self.width))
-        self.linear_readout = nn.Linear(self.width, self.out_channels)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -134,14 +131,6 @@ class IGNN(WideModel, EncodedModel, GatheringModel):
         """ReLU(A_+ H W + B)."""
         mean = propagate(context.edge_weight, context.own_weight, own, table, edges)
         return (mean @ self.recurrent + context.drive).relu()
-
-    def readout(self, state: Tensor, context: IgnnContext) -> Tensor:
-        """Rows scaled to unit Euclidean norm (a zero row stays zero), then a linear map."""
-        rows = functional.normalize(state, dim=1)
-        if context.readout_mask is not None:
-            rows = rows * context.readout_mask
-        result: Tensor = self.linear_readout(rows)
-        return result
 
     @torch.no_grad()
     def project(self) -> None:

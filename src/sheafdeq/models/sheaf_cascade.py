@@ -13,19 +13,17 @@ from typing_extensions import Unpack
 
 from sheafdeq.adjoints import Adjoint
 from sheafdeq.data.graph import Graph
-from sheafdeq.distances import THOMPSON
 from sheafdeq.edges import Edges
-from sheafdeq.equilibrium import EquilibriumModel
 from sheafdeq.errors import InputError
 from sheafdeq.layers.cascade_level import CascadeLevel, Sheaf
 from sheafdeq.layers.checks import checked_positive
 from sheafdeq.layers.edge_features import edge_feature_width, edge_features
-from sheafdeq.layers.feature_encoder import EncodedModel, EncodingDropout, dropout_mask
+from sheafdeq.layers.feature_encoder import dropout_mask
 from sheafdeq.layers.gates import gate_by_name
 from sheafdeq.layers.initialise import linear, xavier
 from sheafdeq.layers.masked_readout import MaskedReadout
 from sheafdeq.layers.rows import bounded_rows
-from sheafdeq.layers.sizes import StalkModel, StalkSizes
+from sheafdeq.layers.sheaf_model import SheafModel, SheafModelOptions
 from sheafdeq.ops.gated_step import block_product, edge_parts, edge_product, gated_map, two_parts
 from sheafdeq.ops.sheaf_blocks import blocks_from_hidden, generate
 from sheafdeq.recurrence import edge_field, node_field
@@ -56,14 +54,14 @@ class CascadeContext:
     features: Tensor | None = node_field(default=None)  # (n, f) what the readout's skip reads
 
 
-class CascadeOptions(StalkSizes, EncodingDropout, total=False):
+class CascadeOptions(SheafModelOptions, total=False):
     """What :class:`SheafCascade` shares with other models."""
 
     solver: str | Solver | None
     gradient: str | Adjoint
 
 
-class SheafCascade(StalkModel, EncodedModel, EquilibriumModel):
+class SheafCascade(SheafModel):
     r"""A tower of sheaf equilibria: each level settles on a sheaf inferred, without limits, from
     the level below.
 
@@ -126,9 +124,6 @@ class SheafCascade(StalkModel, EncodedModel, EquilibriumModel):
     """
 
     guaranteed = True
-    distance = THOMPSON  # states are positive
-    weighted = True
-    waits_for_features = True
 
     def __init__(
         self,
@@ -145,8 +140,6 @@ class SheafCascade(StalkModel, EncodedModel, EquilibriumModel):
         feature_noise: float = 0.0,
         edge_dropout: float = 0.0,
         differences: bool = True,
-        skip: bool = False,
-        edge_dim: int | None = None,
         **options: Unpack[CascadeOptions],
     ) -> None:
         checked_positive(
@@ -166,9 +159,8 @@ class SheafCascade(StalkModel, EncodedModel, EquilibriumModel):
         self.shift = self.gate.checked_shift(shift)
         self.gain = float(gain)
         self.feature_noise, self.edge_dropout = float(feature_noise), float(edge_dropout)
-        self.edge_dim = edge_dim or None
         self.hidden, self.differences = hidden, bool(differences)
-        self.skip, features = bool(skip), self.inputs.out_channels
+        features = self.inputs.out_channels
         edge_width = edge_feature_width(features, self.edge_dim, differences=self.differences)
         c = self.width
         groups = 1 if tied else levels
@@ -181,7 +173,7 @@ class SheafCascade(StalkModel, EncodedModel, EquilibriumModel):
             CascadeLevel(c, self.stalk_dim, self.channels, hidden) for _ in range(groups)
         )
         self.readout_norm = nn.LayerNorm(c)
-        self.output = MaskedReadout(c, self.out_channels, skip=features if skip else None)
+        self.output = MaskedReadout(c, self.out_channels, skip=features if self.skip else None)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

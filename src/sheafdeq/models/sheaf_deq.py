@@ -9,11 +9,10 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from sheafdeq.data.graph import Graph
-from sheafdeq.distances import THOMPSON
 from sheafdeq.edges import Edges
-from sheafdeq.equilibrium import EquilibriumModel, Solving
+from sheafdeq.equilibrium import Solving
 from sheafdeq.errors import InputError
-from sheafdeq.layers.feature_encoder import EncodedModel, EncodingDropout, dropout_mask
+from sheafdeq.layers.feature_encoder import dropout_mask
 from sheafdeq.layers.initialise import linear, xavier
 from sheafdeq.layers.masked_readout import MaskedReadout
 from sheafdeq.layers.operator import SheafOperator
@@ -25,7 +24,7 @@ from sheafdeq.layers.restriction import (
     normalise_rows,
     restriction_maps,
 )
-from sheafdeq.layers.sizes import StalkModel, StalkSizes
+from sheafdeq.layers.sheaf_model import SheafModel, SheafModelOptions
 from sheafdeq.ops.sheaf_propagate import Layers, Tables, sheaf_propagate
 from sheafdeq.ops.sheaf_step import StepOptions, StepWeights, sheaf_step
 from sheafdeq.recurrence import edge_field, node_field
@@ -45,11 +44,11 @@ class SheafContext:
     features: Tensor | None = node_field(default=None)  # (n, f) what the readout's skip reads
 
 
-class SheafOptions(StalkSizes, EncodingDropout, Solving, total=False):
+class SheafOptions(SheafModelOptions, Solving, total=False):
     """What :class:`SheafDEQ` shares with other models."""
 
 
-class SheafDEQ(StalkModel, EncodedModel, EquilibriumModel):
+class SheafDEQ(SheafModel):
     r"""The state decides restriction maps on every edge, the maps decide a sheaf operator, the
     operator acts on the state.
 
@@ -106,44 +105,33 @@ class SheafDEQ(StalkModel, EncodedModel, EquilibriumModel):
     Reference: Bourgerie, Girdzijauskas, Fodor, "Fixed Points Without Fixed Diffusion", 2026.
     """
 
-    distance = THOMPSON  # states are positive
-    weighted = True
-    waits_for_features = True
-
     def __init__(
         self,
         *sizes: int,
         shift: float = 1.3,
-        edge_dim: int | None = None,
         pre_norm: bool = True,
         norm_order: float = 2,
         readout_norm: bool = False,
-        skip: bool = False,
         **options: Unpack[SheafOptions],
     ) -> None:
         super().__init__(*sizes, **options)
-        if edge_dim is not None and (
-            isinstance(edge_dim, bool) or not isinstance(edge_dim, int) or edge_dim < 0
-        ):
-            raise InputError(f"edge_dim must be a non-negative integer or None, got {edge_dim!r}")
         if not float(shift) > 1.0 or float(shift) == float("inf"):
             raise InputError(
                 "shift must be a finite number above 1 (it keeps the state "
                 f"positive), got {shift!r}"
             )
         self.shift = float(shift)
-        self.edge_dim = edge_dim or None
         self.pre_norm = bool(pre_norm)
         self.norm_order = checked_norm_order(norm_order)
-        self.skip = bool(skip)
+        edge_dim = self.edge_dim or 0
         d, q, c, features = self.stalk_dim, self.channels, self.width, self.inputs.out_channels
         self.drive = linear(features, c)
-        self.source_maps = map_generator(c, edge_dim or 0, d)
-        self.target_maps = map_generator(c, edge_dim or 0, d)
+        self.source_maps = map_generator(c, edge_dim, d)
+        self.target_maps = map_generator(c, edge_dim, d)
         self.stalk_mixing = nn.Parameter(torch.empty(d, d))
         self.channel_mixing = nn.Parameter(torch.empty(q, q))
         self.readout = MaskedReadout(
-            c, self.out_channels, norm=readout_norm, skip=features if skip else None
+            c, self.out_channels, norm=readout_norm, skip=features if self.skip else None
         )
         self.reset_parameters()
 

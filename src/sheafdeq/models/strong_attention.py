@@ -13,13 +13,13 @@ from typing_extensions import Unpack
 from sheafdeq.data.graph import Graph
 from sheafdeq.edges import Edges
 from sheafdeq.equilibrium import Readout
+from sheafdeq.layers.attention_model import AttentionModel
 from sheafdeq.layers.checks import checked_positive
 from sheafdeq.layers.edge_features import edge_feature_width, edge_features
 from sheafdeq.layers.gates import ROUNDING_SLACK
-from sheafdeq.layers.gathering import GatheringModel
 from sheafdeq.layers.initialise import xavier
 from sheafdeq.layers.rows import unit_rows
-from sheafdeq.layers.sizes import HeadModel, HeadSizes
+from sheafdeq.layers.sizes import HeadSizes
 from sheafdeq.layers.strong import StrongModel, StrongOptions
 from sheafdeq.ops.attention import Attended, EdgeTerms, attention
 from sheafdeq.ops.gated_step import two_parts
@@ -42,7 +42,7 @@ class StrongHeadOptions(HeadSizes, StrongOptions, total=False):
     """What :class:`StrongAttnDEQ` shares with other models."""
 
 
-class StrongAttnDEQ(HeadModel, StrongModel, GatheringModel):
+class StrongAttnDEQ(AttentionModel, StrongModel):
     r"""Attention recomputed from the normalised state at every step, with one equilibrium for every
     weight.
 
@@ -72,19 +72,13 @@ class StrongAttnDEQ(HeadModel, StrongModel, GatheringModel):
     def __init__(self, *sizes: int, hidden: int = 32, **options: Unpack[StrongHeadOptions]) -> None:
         super().__init__(*sizes, **options)
         checked_positive(hidden=hidden)
-        c = self.width
-        self.drive = nn.Linear(self.in_channels, c)
-        self.query = nn.Linear(c, c, bias=False)
-        self.key = nn.Linear(c, c, bias=False)
-        self.value = nn.Linear(c, c, bias=False)
-        self.mixing = nn.Linear(c, c, bias=False)
         self.bias = nn.Sequential(
             nn.Linear(edge_feature_width(self.in_channels, self.edge_dim), hidden),
             nn.ReLU(),
             nn.Linear(hidden, self.heads),
         )
         self.own_bias = nn.Parameter(torch.zeros(self.heads))  # b_ii
-        self.readout = Readout(c, self.out_channels)
+        self.readout = Readout(self.width, self.out_channels)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

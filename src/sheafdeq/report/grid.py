@@ -7,11 +7,12 @@ import io
 import shutil
 import sys
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from sheafdeq.printable import printable
 
-__all__ = ["fitted", "markdown_grid", "terminal_width", "wrapped"]
+__all__ = ["cells", "fitted", "markdown_grid", "terminal_width", "wrapped"]
 
 _NARROWEST = 12  # a column is folded to no less than this, or left out
 _GAP = 2
@@ -41,6 +42,11 @@ def markdown_grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         return "| " + " | ".join(words) + " |"
 
     return "\n".join([line(header), line(["---"] * len(header)), *map(line, rows)])
+
+
+def cells(rows: Iterable[Mapping[str, Any]], shown: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """Lines of a table whose columns are ``shown``: ``{"nodes": "{nodes:,}"}``."""
+    return [tuple(words.format(**row) for words in shown.values()) for row in rows]
 
 
 def fitted(
