@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import inspect
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch_geometric.data import Data
 
+from scripts import ROOT, loaded
 from sheafdeq import load_task
 from sheafdeq.errors import DataError
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def loaded(path: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_plain_loop_learns() -> None:

@@ -1,12 +1,12 @@
 """Small random problems, and the fifty-digit equilibria they are held against."""
 
-import importlib.util
 from pathlib import Path
 
 import mpmath
 import pytest
 import torch
 
+from scripts import loaded
 from sheafdeq.data.graph import Graph
 from sheafdeq.models import SheafCascade, SheafDEQ, StrongSheafDEQ
 from sheafdeq.models.strong_attention import StrongAttnDEQ
@@ -16,9 +16,7 @@ from sheafdeq.models.strong_attention import StrongAttnDEQ
 def exact():
     """The module of equations in fifty digits (``exact.py`` beside this file)."""
     place = Path(__file__).with_name("exact.py")
-    spec = importlib.util.spec_from_file_location("exact_equilibria", place)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = loaded(place)
     with mpmath.workdps(module.DIGITS):
         yield module
 

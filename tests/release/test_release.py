@@ -3,7 +3,6 @@ without a compiler."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -16,7 +15,7 @@ from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from scripts import ROOT, loaded
 
 SMOKE = """
 import warnings
@@ -43,12 +42,7 @@ print("smoke", sheafdeq.__version__)
 
 
 def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded(f"benchmarks/{name}.py")
 
 
 def project_version() -> str:

@@ -3,7 +3,6 @@ themselves pass (slow)."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts import loaded
 from sheafdeq.records import write_sealed
 
 ROOT = Path(__file__).parents[2]
@@ -19,10 +19,7 @@ SCRIPT = ROOT / "benchmarks" / "crash_commands.py"
 
 @pytest.fixture(scope="module")
 def crash():
-    specification = importlib.util.spec_from_file_location("crash_commands", SCRIPT)
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+    return loaded(SCRIPT)
 
 
 def test_half_files_and_leftovers_are_seen(crash, tmp_path):

@@ -36,7 +36,7 @@ from sheafdeq.training.run import train
 from sheafdeq.training.run_identity import identify
 from sheafdeq.training.saved_state import StateWarning
 from sheafdeq.training.store import LOCKS_VARIABLE, RunStore, safe_name
-from sheafdeq.training.sweep import Budget, Entry, Sweep
+from sheafdeq.training.sweep import Budget, Entry, Manner, Sweep
 from sheafdeq.training.version import CODE_VERSION_VARIABLE
 
 
@@ -287,7 +287,7 @@ def test_a_file_system_without_locks_is_named(small, tmp_path, monkeypatch, numb
     monkeypatch.setenv(LOCKS_VARIABLE, "off")
     assert train(small(), out=tmp_path).path.is_dir()
     with pytest.raises(UsageError, match="--shard"):
-        run_local([], RunStore(tmp_path), jobs=2)
+        run_local([], RunStore(tmp_path), Manner(jobs=2))
 
 
 def test_a_lock_service_that_does_not_answer_is_named(tmp_path, monkeypatch):
@@ -384,7 +384,7 @@ def test_an_interrupt_while_a_worker_starts_reaches_it(small, tmp_path, monkeypa
         run_local(
             [Entry(small(seed=seed), identify(small(seed=seed))) for seed in (1, 2)],
             RunStore(tmp_path),
-            jobs=2,
+            Manner(jobs=2),
         )
     assert told == [signal.SIGTERM]  # and no second worker was started
     assert time.monotonic() - began < 30
@@ -604,4 +604,4 @@ def test_a_store_that_cannot_be_made_is_named(small, tmp_path):
     with pytest.raises(StoreError, match=r"Not a directory|File exists"):
         train(small(), out=tmp_path / "file" / "store")
     with pytest.raises(InputError, match="jobs"):
-        run_local([], RunStore(tmp_path), jobs=0)
+        run_local([], RunStore(tmp_path), Manner(jobs=0))

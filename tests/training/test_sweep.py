@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from scripts import loaded
 from sheafdeq.cli import main
 from sheafdeq.errors import InputError, UsageError
 from sheafdeq.records import read_record, read_records, without_timing
@@ -24,7 +25,7 @@ from sheafdeq.training.engines.job_process import main as work
 from sheafdeq.training.engines.local import run_local
 from sheafdeq.training.run import train
 from sheafdeq.training.store import RunStore
-from sheafdeq.training.sweep import Budget, Sweep, parse_shard, preset_names
+from sheafdeq.training.sweep import Budget, Manner, Sweep, parse_shard, preset_names
 from sheafdeq.training.version import CODE_VERSION_VARIABLE
 
 GRID = """
@@ -140,7 +141,7 @@ def test_local_sweep_shards_direct_runs_and_cli_give_equal_records(grid, tmp_pat
     sweep = Sweep.load(grid)
     store = RunStore(tmp_path / "local")
     lines: list[str] = []
-    run_local(sweep.plan(store), store, jobs=2, tell=lines.append)
+    run_local(sweep.plan(store), store, Manner(jobs=2, tell=lines.append))
     assert lines[-1] == "10/10 runs finished or failed"
     status = sweep.status(store)
     assert (
@@ -169,7 +170,7 @@ def test_local_sweep_shards_direct_runs_and_cli_give_equal_records(grid, tmp_pat
     assert all(reference[key] == value for key, value in shard.items())
     # Running again computes nothing, and says so.
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "local").glob("*/record.json")}
-    run_local(sweep.plan(store), store, jobs=2)
+    run_local(sweep.plan(store), store, Manner(jobs=2))
     assert before == {
         path: path.stat().st_mtime_ns for path in (tmp_path / "local").glob("*/record.json")
     }
@@ -299,11 +300,7 @@ def need_ray():
 
 
 def crash_module():
-    path = Path(__file__).parents[2] / "benchmarks" / "crash_safety.py"
-    specification = importlib.util.spec_from_file_location("crash_safety", path)
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+    return loaded("benchmarks/crash_safety.py")
 
 
 @pytest.mark.slow
@@ -334,7 +331,7 @@ def test_ray_gives_the_records_of_the_local_engine(grid, tmp_path):
     sweep = Sweep.load(grid)
     for name, engine in (("local", run_local), ("ray", run_ray)):
         store = RunStore(tmp_path / name)
-        engine(sweep.plan(store), store, jobs=2)
+        engine(sweep.plan(store), store, Manner(jobs=2))
     assert payloads(tmp_path / "local") == payloads(tmp_path / "ray")
     assert len(payloads(tmp_path / "ray")) == 10
 

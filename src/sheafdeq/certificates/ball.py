@@ -20,6 +20,7 @@ from sheafdeq.certificates.sheaf_enclosure import Enclosed, SheafEnclosure
 
 __all__ = ["Ball", "largest_ball", "weighted_residual"]
 
+LARGEST = 4.0  # no larger radius is asked for
 WIDEST = 8.0
 """No entry of a ball is wider than this in log coordinates: beyond a factor of e^8 nothing has ever
 been provable."""
@@ -56,26 +57,21 @@ def weighted_residual(enclosed: Enclosed, centre: Tensor) -> float:
 
 
 def largest_ball(
-    enclosure: SheafEnclosure,
-    state: Tensor,
-    weights: Tensor,
-    *,
-    evaluations: int = 10,
-    ceiling: float = 4.0,
-) -> tuple[Ball | None, Enclosed]:
+    enclosure: SheafEnclosure, state: Tensor, weights: Tensor, evaluations: int = 10
+) -> Ball | None:
     """Search for the largest proved radius, within about 10 %; None when the rate at the centre or
     its residual is too large.
 
-    Also returns the enclosure at the centre. The rate grows with R, roughly linearly at first, so a
+    The rate grows with R, roughly linearly at first, so a
     secant proposes the next R.
     """
     weights = weights / weights.min()
     centre = state.log()
-    ceiling = min(ceiling, WIDEST / float(weights.max()))
+    ceiling = min(LARGEST, WIDEST / float(weights.max()))
     at_centre = enclosure.over(centre, weights)
     local, residual = at_centre.rate, weighted_residual(at_centre, centre)
     if not local < 1.0 or not math.isfinite(residual):
-        return None, at_centre
+        return None
     least = residual / (1.0 - local)  # no smaller ball can be mapped into itself
     proved: list[tuple[float, float]] = []
     good_radius, bad_radius = 0.0, math.inf
@@ -105,7 +101,7 @@ def largest_ball(
             inside = 1.05 * good_radius < guess < bad_radius / 1.05
             proposal = guess if inside else math.sqrt(good_radius * bad_radius)
     if not proved:
-        return None, at_centre
+        return None
     proved.sort()
     radius, rate = proved[-1]
-    return Ball(centre, weights, radius, rate, residual, local, tuple(proved)), at_centre
+    return Ball(centre, weights, radius, rate, residual, local, tuple(proved))

@@ -30,6 +30,8 @@ from sheafdeq.equilibrium import EquilibriumModel
 
 __all__ = ["ascend", "check_certificate"]
 
+PAIRS, CLIMBS = 12, 2
+"""Pairs of states that are tried, and how many of them are improved by gradient ascent."""
 ROUNDING = 1e-7
 """An observed ratio above rate * (1 + this), and above what rounding can do, is a violation;
 distances below 1e-6 are not used (their ratios are rounding)."""
@@ -151,15 +153,13 @@ def check_certificate(
     model: EquilibriumModel,
     graph: Graph,
     *,
-    pairs: int = 12,
-    climbs: int = 2,
     seed: int = 0,
     settle: bool = True,
 ) -> tuple[float, str | None]:
     """(largest observed ratio / rate, what contradicts the certificate or None). Float64 model and
     graph.
 
-    ``climbs`` pairs are improved by gradient ascent; ``settle`` iterates starts to their ends.
+    Some pairs are improved by gradient ascent; ``settle`` iterates starts to their ends.
     """
     if certificate.verdict is Verdict.REFUTED:
         return 0.0, _check_refutation(certificate, model, graph)
@@ -179,7 +179,7 @@ def check_certificate(
     if domain.kind == "box" and not _is_box(domain):
         return 0.0, "the certified box is empty, or not of positive finite states"
     worst = 0.0
-    for x, y, columns in _tried(model, context, metric, domain, shape, generator, pairs, climbs):
+    for x, y, columns in _tried(model, context, metric, domain, shape, generator):
         with torch.no_grad():
             before = metric(x, y)
             if not 1e-6 < before < math.inf:
@@ -267,11 +267,9 @@ def _tried(
     domain: Domain,
     shape: tuple[int, int],
     generator: torch.Generator,
-    pairs: int,
-    climbs: int,
 ) -> Iterator[tuple[Tensor, Tensor, slice]]:
     """Pairs of states, and the columns in which they differ."""
-    for k, (x, y) in enumerate(_pairs(domain, shape, generator, pairs)):
+    for k, (x, y) in enumerate(_pairs(domain, shape, generator, PAIRS)):
         columns = slice(None)
         if metric.kind == "cascade":  # one level moves, the others are held
             width = shape[1] // metric.levels
@@ -282,7 +280,7 @@ def _tried(
         local = metric.kind in ("thompson", "sup") and hasattr(model, "local_step")
         if local and k < 3:
             yield x, _clamped(domain, _worst_direction(model, context, metric, x)), columns
-        if k < climbs:
+        if k < CLIMBS:
             x, y = ascend(model, context, metric, domain, (x, y), columns)
             yield x, y, columns
             if local:

@@ -178,7 +178,7 @@ def _check_options_fit(sweep: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run or continue a sweep; exit code 1 while runs have failed or are left."""
-    from sheafdeq.training.sweep import Budget
+    from sheafdeq.training.sweep import Budget, Manner
 
     budget = Budget.parse(options.budget)
     sweep, store, everything = _sweep(options)
@@ -187,20 +187,15 @@ def run(options: argparse.Namespace) -> int:
     def tell(line: str) -> None:
         print(f"{sweep.name}: {line}", file=sys.stderr, flush=True)
 
-    settings = {
-        "jobs": options.jobs,
-        "budget": budget,
-        "checkpoint_seconds": options.checkpoint_seconds,
-        "tell": tell,
-    }
+    manner = Manner(options.jobs, budget, options.checkpoint_seconds, tell)
     if options.engine == "ray":
         from sheafdeq.training.engines.ray import run_ray
 
-        run_ray(entries, store, address=options.ray_address, **settings)
+        run_ray(entries, store, manner, options.ray_address)
     else:
         from sheafdeq.training.engines.local import run_local
 
-        run_local(entries, store, **settings)
+        run_local(entries, store, manner)
     status = sweep.status(store, everything)
     _print_status(status, options.json)
     return (

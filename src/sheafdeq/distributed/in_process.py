@@ -8,8 +8,17 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sheafdeq.distributed.engine import PartSource, failure, loaded, versions
-from sheafdeq.distributed.mail import NO_FAULTS, Faults, FaultyMail, Mail, MemoryMail, PostOffice
+from typing_extensions import Unpack
+
+from sheafdeq.distributed.engine import (
+    PartSource,
+    WorkerOptions,
+    Workers,
+    failure,
+    loaded,
+    versions,
+)
+from sheafdeq.distributed.mail import FaultyMail, Mail, MemoryMail, PostOffice
 from sheafdeq.distributed.message import Message
 from sheafdeq.distributed.worker import Worker
 from sheafdeq.equilibrium import EquilibriumModel
@@ -18,7 +27,7 @@ from sheafdeq.errors import SheafDEQError, WorkerError
 __all__ = ["InProcess"]
 
 
-class InProcess:
+class InProcess(Workers):
     """``weights``: how often a part gets a turn, compared with the others (0.02: fifty times
     slower)."""
 
@@ -30,13 +39,11 @@ class InProcess:
         model: EquilibriumModel,
         *,
         seed: int = 0,
-        faults: Faults = NO_FAULTS,
         weights: Mapping[int, float] | None = None,
+        **options: Unpack[WorkerOptions],
     ) -> None:
-        self.parts = [loaded(part) for part in parts]
-        self.count = len(self.parts)
-        self.model, self.faults = model, faults
-        self.lossy = not faults.none
+        super().__init__(parts, **options)
+        self.parts, self.model = [loaded(part) for part in parts], model
         self.draw = random.Random(seed)
         self.office = PostOffice()
         self.workers: list[Worker | None] = [None] * self.count

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from sheafdeq.data.graph import AnyGraph, Graph
 from sheafdeq.distributed.assignment import checked_assignment, edge_cut, partition
@@ -33,6 +34,8 @@ LARGEST_TRIAL = 20_000
 """Nodes up to which a model from elsewhere is tried on its parts before work starts."""
 ENGINES = ("local", "ray", "in-process")
 MODES = ("sync", "async")
+Making = Callable[[Sequence[PartSource], EquilibriumModel], Engine]
+"""What makes an engine of parts and a model."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,25 +133,34 @@ def engine_for(
     raise InputError(f"unknown engine {name!r}: choose one of {', '.join(ENGINES)}")
 
 
+class SolvingInParts(TypedDict, total=False):
+    """How parts are solved; :func:`infer_parts` explains it."""
+
+    mode: str
+    engine: str | Making
+    solver: Solver | None
+    steps: int
+    tolerance: float
+    pace: Pace | None
+    yardstick: Yardstick | None
+    state: bool
+    watch: Watcher | None
+    seconds: float | None
+    slowdown: Mapping[int, float] | None
+    threads: int
+    faults: Faults
+    seed: int
+    ray_address: str | None
+
+
 def infer(
     model: EquilibriumModel,
     graph: AnyGraph,
     parts: int | Tensor | Sequence[int] = 2,
     *,
-    mode: str = "sync",
-    engine: str | Callable[[Sequence[PartSource], EquilibriumModel], Engine] = "local",
-    solver: Solver | None = None,
-    steps: int = 1000,
-    tolerance: float = 1e-6,
-    pace: Pace | None = None,
     method: str = "auto",
     initial_state: Tensor | None = None,
-    yardstick: Yardstick | None = None,
-    state: bool = False,
-    watch: Watcher | None = None,
-    seconds: float | None = None,
-    slowdown: Mapping[int, float] | None = None,
-    **engine_options: Any,
+    **options: Unpack[SolvingInParts],
 ) -> Inference:
     """Solve in parts and read out.
 
@@ -156,21 +168,9 @@ def infer(
         model: any equilibrium model with ``local_step``, of this package or your own.
         graph: the whole graph; it is cut here and not kept.
         parts: how many, or the part of every node.
-        mode: ``sync`` (the numbers of one process) or ``async`` (bounded staleness, see
-            :class:`Pace`).
-        engine: ``local``, ``ray``, ``in-process``, or a function that makes one of parts and model.
-        solver: Picard with its limits; by default ``steps`` and ``tolerance`` in the model's own
-            distance.
-        pace: the freedom of asynchronous parts.
         method: how nodes are assigned, see :func:`~sheafdeq.distributed.assignment.partition`.
         initial_state: (n, c) another start than the model's.
-        yardstick: a proved rate, for the bound
-            (:func:`~sheafdeq.distributed.yardstick.yardstick_for`).
-        state: return the state, too.
-        watch: called between reports.
-        seconds: stop at the next judged state after this time, converged or not.
-        slowdown: parts that take so many times as long, to see what happens.
-        engine_options: ``threads``, ``faults``, ``seed``, ``ray_address``.
+        options: those of :func:`infer_parts`.
     """
     checked_model(model)
     graph = Graph.of(graph)
@@ -178,25 +178,7 @@ def infer(
     team_parts, facts = divide(graph, parts, method=method)
     check_parts(model, graph, team_parts)
     rows = [part.nodes for part in team_parts]
-    return infer_parts(
-        model,
-        team_parts,
-        mode=mode,
-        engine=engine,
-        solver=solver,
-        steps=steps,
-        tolerance=tolerance,
-        pace=pace,
-        yardstick=yardstick,
-        state=state,
-        watch=watch,
-        rows=rows,
-        start=initial_state,
-        facts=facts,
-        seconds=seconds,
-        slowdown=slowdown,
-        **engine_options,
-    )
+    return infer_parts(model, team_parts, rows=rows, start=initial_state, facts=facts, **options)
 
 
 def infer_parts(
@@ -204,7 +186,7 @@ def infer_parts(
     parts: Sequence[PartSource],
     *,
     mode: str = "sync",
-    engine: str | Callable[[Sequence[PartSource], EquilibriumModel], Engine] = "local",
+    engine: str | Making = "local",
     solver: Solver | None = None,
     steps: int = 1000,
     tolerance: float = 1e-6,
@@ -224,6 +206,27 @@ def infer_parts(
 
     With ``outputs=False`` and ``state=False`` nothing of the size of the graph ever reaches the
     driver.
+
+    Args:
+        model: as for :func:`infer`.
+        parts: or the files that hold them.
+        mode: ``sync`` (the numbers of one process) or ``async`` (bounded staleness, see
+            :class:`Pace`).
+        engine: ``local``, ``ray``, ``in-process``, or a function that makes one of parts and model.
+        solver: Picard with its limits; by default ``steps`` and ``tolerance`` in the model's own
+            distance.
+        pace: the freedom of asynchronous parts.
+        yardstick: a proved rate, for the bound
+            (:func:`~sheafdeq.distributed.yardstick.yardstick_for`).
+        state: return the state, too.
+        watch: called between reports.
+        seconds: stop at the next judged state after this time, converged or not.
+        slowdown: parts that take so many times as long, to see what happens.
+        engine_options: ``threads``, ``faults``, ``seed``, ``ray_address``.
+        outputs: gather the outputs.
+        rows: the nodes of every part.
+        start: (n, c) another start than the model's.
+        facts: for the record.
     """
     checked_model(model)
     if mode not in MODES:
@@ -273,9 +276,7 @@ def infer_parts(
     return Inference(outcome.tensors.get("outputs", solution.value[:, :0]), solution, record)
 
 
-def _maker(
-    name: str, options: dict[str, Any]
-) -> Callable[[Sequence[PartSource], EquilibriumModel], Engine]:
+def _maker(name: str, options: dict[str, Any]) -> Making:
     if name not in ENGINES:
         raise InputError(f"unknown engine {name!r}: choose one of {', '.join(ENGINES)}")
     return lambda parts, model: engine_for(name, parts, model, **options)

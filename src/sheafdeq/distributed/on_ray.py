@@ -26,9 +26,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
-from sheafdeq.distributed.engine import PartSource, failure, loaded, versions
-from sheafdeq.distributed.mail import NO_FAULTS, Faults, FaultyMail, Kind, Mail
+from sheafdeq.distributed.engine import (
+    PartSource,
+    WorkerOptions,
+    Workers,
+    failure,
+    loaded,
+    versions,
+)
+from sheafdeq.distributed.mail import Faults, FaultyMail, Kind, Mail
 from sheafdeq.distributed.message import Message
 from sheafdeq.distributed.part import Part
 from sheafdeq.distributed.worker import Worker
@@ -79,24 +87,22 @@ def join_cluster(ray: Any, address: str | None) -> bool:
     return True
 
 
-class RayActors:
+class RayActors(Workers):
     """One actor for each part."""
 
     name = "ray"
-    lossy = True
 
     def __init__(
         self,
         parts: Sequence[PartSource],
         model: EquilibriumModel,
         *,
-        threads: int = 1,
-        faults: Faults = NO_FAULTS,
         address: str | None = None,
+        **options: Unpack[WorkerOptions],
     ) -> None:
-        self.count, self.threads, self.faults, self.address = len(parts), threads, faults, address
-        self.sources = list(parts)
-        self.model = model
+        super().__init__(parts, **options)
+        self.lossy = True  # an actor that is started again has empty boxes
+        self.sources, self.model, self.address = list(parts), model, address
         self.ray: Any = None
         self.joined = False
         self.job = f"sheafdeq-{uuid.uuid4().hex[:12]}"

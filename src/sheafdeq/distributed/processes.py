@@ -24,9 +24,10 @@ from multiprocessing import reduction
 from typing import Any
 
 import torch
+from typing_extensions import Unpack
 
-from sheafdeq.distributed.engine import PartSource, failure, versions
-from sheafdeq.distributed.mail import NO_FAULTS, Faults, FaultyMail, Mail
+from sheafdeq.distributed.engine import PartSource, WorkerOptions, Workers, failure, versions
+from sheafdeq.distributed.mail import Faults, FaultyMail, Mail
 from sheafdeq.distributed.message import Message, MessageStream
 from sheafdeq.distributed.part import Part
 from sheafdeq.distributed.slots import Board, SlotMail, board_size
@@ -65,7 +66,7 @@ def anonymous_file(content: bytes = b"") -> int:
     return descriptor
 
 
-class Processes:
+class Processes(Workers):
     """One process for each part."""
 
     name = "local"
@@ -75,13 +76,10 @@ class Processes:
         parts: Sequence[PartSource],
         model: EquilibriumModel,
         *,
-        threads: int = 1,
-        faults: Faults = NO_FAULTS,
         method: str | None = None,
+        **options: Unpack[WorkerOptions],
     ) -> None:
-        self.count = len(parts)
-        self.threads, self.faults = threads, faults
-        self.lossy = not faults.none
+        super().__init__(parts, **options)
         self.model = pickle.dumps(model)
         available = multiprocessing.get_all_start_methods()
         self.context: Any = multiprocessing.get_context(

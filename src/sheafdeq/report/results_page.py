@@ -29,12 +29,7 @@ from sheafdeq.report.headlines import headlines
 from sheafdeq.report.tables import Table, render, staleness_table
 from sheafdeq.report.time_to_accuracy import time_text
 
-__all__ = [
-    "BEGIN",
-    "END",
-    "results_page",
-    "with_section",
-]
+__all__ = ["BEGIN", "END", "results_page", "with_section"]
 
 
 def results_page(evidence: Evidence, command: str) -> str:

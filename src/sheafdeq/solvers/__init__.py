@@ -3,9 +3,10 @@ loop."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 from torch import Tensor
+from typing_extensions import Unpack
 
 from sheafdeq.errors import InputError
 from sheafdeq.solvers.anderson import Anderson
@@ -25,12 +26,21 @@ __all__ = [
     "Partition",
     "Picard",
     "Solution",
+    "SolveOptions",
     "Solver",
     "Status",
     "Stopping",
     "iterate",
     "solver_from",
 ]
+
+
+class SolveOptions(TypedDict, total=False):
+    """What a solve may be told beside map and start: graphs that are judged one by one, and who is
+    called with every state."""
+
+    partition: Partition
+    observe: Observer | None
 
 
 class Solver(Protocol):
@@ -48,12 +58,7 @@ class Solver(Protocol):
         """The same solver with another step limit."""
 
     def solve(
-        self,
-        function: Function,
-        initial: Tensor,
-        *,
-        partition: Partition = ONE_GRAPH,
-        observe: Observer | None = None,
+        self, function: Function, initial: Tensor, **options: Unpack[SolveOptions]
     ) -> Solution:
         """Iterate ``function`` from ``initial`` and report."""
 

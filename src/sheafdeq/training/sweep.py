@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import resources
 from itertools import product
@@ -17,7 +17,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from sheafdeq.data import own_task
-from sheafdeq.errors import OptionError, RecordError, SheafDEQError, StoreError, UsageError
+from sheafdeq.errors import (
+    InputError,
+    OptionError,
+    RecordError,
+    SheafDEQError,
+    StoreError,
+    UsageError,
+)
 from sheafdeq.identity import CodeIdentity, code_identity
 from sheafdeq.options import suggestion
 from sheafdeq.records import RunRecord, digest_of, read_sealed, write_sealed
@@ -31,10 +38,10 @@ from sheafdeq.training.config import (
 )
 from sheafdeq.training.recipe import with_recipe
 from sheafdeq.training.run_identity import Identity, code_of, file_digests, identify, task_of
-from sheafdeq.training.store import RunStore
+from sheafdeq.training.store import LOCKS_VARIABLE, RunStore, locks_wanted
 from sheafdeq.training.sweep_file import Group, SweepFile, tasks_placed
 
-__all__ = ["Budget", "Entry", "Sweep", "preset_names", "question"]
+__all__ = ["Budget", "Entry", "Manner", "Sweep", "preset_names", "question"]
 
 
 TIMED = 5
@@ -76,6 +83,26 @@ class Budget:
             raise UsageError(
                 f"budget {text!r} is neither epochs (500) nor time (2h, 90m, 30s)"
             ) from error
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How a plan is carried out: by how many at a time, at what cost, telling whom."""
+
+    jobs: int = 1
+    budget: Budget = Budget()
+    checkpoint_seconds: float = 30.0
+    tell: Callable[[str], None] = lambda line: None
+
+    def __post_init__(self) -> None:
+        """Raise unless so many workers can share a store."""
+        if self.jobs < 1:
+            raise InputError(f"jobs must be at least 1, got {self.jobs}")
+        if self.jobs > 1 and not locks_wanted():
+            raise UsageError(
+                f"{LOCKS_VARIABLE}=off: nothing keeps {self.jobs} workers from one run; use "
+                "--jobs 1 and --shard I/N"
+            )
 
 
 def _positive(value: Any) -> Any:

@@ -79,9 +79,8 @@ def sheaf_deq(problem: Problem) -> Certificate:
         magnitude = local.matrix.magnitude()
         aim = local.bounds.upper + WEIGHT_AIM * (1.0 - local.bounds.upper)
         for weights in (damped_weights(magnitude, aim), local.bounds.weights):
-            found, _ = largest_ball(
-                enclosure, reached.state, weights, evaluations=problem.effort.ball_evaluations
-            )
+            evaluations = problem.effort.ball_evaluations
+            found = largest_ball(enclosure, reached.state, weights, evaluations)
             if found is not None and (ball is None or found.radius > ball.radius):
                 ball = found
             if ball is not None and problem.effort.name != "thorough":

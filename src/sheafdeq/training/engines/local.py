@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sheafdeq.errors import InputError, StoreError, UsageError
+from sheafdeq.errors import StoreError
 from sheafdeq.training.engines.job_process import EXIT_STORE, EXIT_SUSPENDED, write_plan
 from sheafdeq.training.interrupt import Suspended
-from sheafdeq.training.store import LOCKS_VARIABLE, RunStore, locks_wanted
-from sheafdeq.training.sweep import Budget, Entry, deadline_of
+from sheafdeq.training.store import RunStore, locks_wanted
+from sheafdeq.training.sweep import Entry, Manner, deadline_of
 
 __all__ = ["planned", "run_local", "unfinished"]
 
@@ -32,30 +32,10 @@ CRASH_LIMIT = 10
 ABANDONED_SECONDS = 7 * 86400.0
 
 
-def check_jobs(jobs: int) -> None:
-    """Raise unless so many workers can share a store."""
-    if jobs < 1:
-        raise InputError(f"jobs must be at least 1, got {jobs}")
-    if jobs > 1 and not locks_wanted():
-        raise UsageError(
-            f"{LOCKS_VARIABLE}=off: nothing keeps {jobs} workers from one run; use "
-            "--jobs 1 and --shard I/N"
-        )
-
-
-def run_local(
-    entries: list[Entry],
-    store: RunStore,
-    *,
-    jobs: int = 1,
-    budget: Budget | None = None,
-    checkpoint_seconds: float = 30.0,
-    tell: Callable[[str], None] = lambda line: None,
-) -> None:
-    """Carry out the plan with ``jobs`` worker processes; returns when nothing is left or the budget
-    is spent."""
-    check_jobs(jobs)
-    budget = budget or Budget()
+def run_local(entries: list[Entry], store: RunStore, manner: Manner | None = None) -> None:
+    """Carry out the plan with worker processes; returns when nothing is left or the budget is
+    spent."""
+    manner = manner or Manner()
     with planned(store) as (invocation, plan, counter):
         with store.guarded():
             write_plan(
@@ -64,12 +44,12 @@ def run_local(
                 store=str(store.root.resolve()),
                 invocation=invocation,
                 driver=os.getpid(),
-                deadline=deadline_of(budget),
-                budget_epochs=budget.epochs,
+                deadline=deadline_of(manner.budget),
+                budget_epochs=manner.budget.epochs,
                 counter=str(counter),
-                checkpoint_seconds=checkpoint_seconds,
+                checkpoint_seconds=manner.checkpoint_seconds,
             )
-        crew = _Crew(plan, jobs, tell)
+        crew = _Crew(plan, manner.jobs, manner.tell)
         try:
             with crew.forwarding_signals():
                 crew.supervise(entries, store, invocation)

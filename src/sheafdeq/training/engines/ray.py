@@ -28,10 +28,10 @@ from typing import Any
 from sheafdeq.errors import StoreError, UsageError
 from sheafdeq.training.config import TrainingConfig
 from sheafdeq.training.engines.job_process import RunLimits, attempt
-from sheafdeq.training.engines.local import check_jobs, planned, unfinished
+from sheafdeq.training.engines.local import planned, unfinished
 from sheafdeq.training.run_identity import Identity
 from sheafdeq.training.store import LOCKS_VARIABLE, RunStore
-from sheafdeq.training.sweep import Budget, Entry, deadline_of
+from sheafdeq.training.sweep import Budget, Entry, Manner, deadline_of
 from sheafdeq.training.version import CODE_VERSION_VARIABLE
 from sheafdeq.user_models import VARIABLE as MODELS_VARIABLE
 
@@ -47,33 +47,28 @@ STORE_FAILED = "store: "
 def run_ray(
     entries: list[Entry],
     store: RunStore,
-    *,
-    jobs: int = 1,
-    budget: Budget | None = None,
-    checkpoint_seconds: float = 30.0,
-    tell: Callable[[str], None] = lambda line: None,
+    manner: Manner | None = None,
     address: str | None = None,
 ) -> None:
-    """Carry out the plan on a Ray cluster: the one at ``address``, or one started here with
-    ``jobs`` CPUs."""
-    check_jobs(jobs)
+    """Carry out the plan on a Ray cluster: the one at ``address``, or one started here with a CPU
+    for each job."""
+    manner = manner or Manner()
     ray = _import_ray()
-    budget = budget or Budget()
     with planned(RunStore(store.root.resolve())) as (invocation, plan, counter):
         stop = plan.with_suffix(".stop")
         settings = {
             "store": str(store.root.resolve()),
             "invocation": invocation,
-            "budget_epochs": budget.epochs,
+            "budget_epochs": manner.budget.epochs,
             "stop": str(stop),
             "counter": str(counter),
-            "checkpoint_seconds": checkpoint_seconds,
+            "checkpoint_seconds": manner.checkpoint_seconds,
         }
         started = not ray.is_initialized()
         if started:
-            _start(ray, jobs, address)
+            _start(ray, manner.jobs, address)
         try:
-            _carry_out(ray, entries, store, settings, deadline_of(budget), stop, tell)
+            _carry_out(ray, entries, store, settings, deadline_of(manner.budget), stop, manner.tell)
         finally:
             if started:
                 ray.shutdown()
