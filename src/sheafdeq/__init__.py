@@ -113,28 +113,21 @@ __all__ = [
 ]
 
 _HOMES = {
-    "adjoints": ("Implicit", "Truncated", "Unrolled"),
-    "asynchronous": ("Schedule", "simulate"),
-    "data": ("Graph", "Task", "load_task", "task_from"),
-    "diagnostics": ("continue_iteration", "multistart"),
-    "edges": ("Edges",),
-    "equilibrium": (
-        "EquilibriumLayer",
-        "EquilibriumModel",
-        "ExplicitModel",
-        "GraphModel",
-        "Output",
-        "Readout",
-    ),
-    "explain": ("explainable",),
-    "layers": ("CellularSheaf", "SheafOperator"),
+    "adjoints": "Implicit Truncated Unrolled",
+    "asynchronous": "Schedule simulate",
+    "data": "Graph Task load_task task_from",
+    "diagnostics": "continue_iteration multistart",
+    "edges": "Edges",
+    "equilibrium": "EquilibriumLayer EquilibriumModel ExplicitModel GraphModel Output Readout",
+    "explain": "explainable",
+    "layers": "CellularSheaf SheafOperator",
     # certificates go on to labels (certify(...).predictions), which this package registers
-    "predictions": ("Certificate", "certify"),
-    "solvers": ("Anderson", "Picard", "Solution", "Status"),
-    "training": ("TrainingConfig", "load_model", "train"),
-    "zoo": ("load",),
+    "predictions": "Certificate certify",
+    "solvers": "Anderson Picard Solution Status",
+    "training": "TrainingConfig load_model train",
+    "zoo": "load",
 }
-_HOME = {name: home for home, names in _HOMES.items() for name in names}
+_HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:

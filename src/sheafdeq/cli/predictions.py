@@ -210,7 +210,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _command(subject: Subject, options: Any) -> str:
-    from sheafdeq.cli.subject import command_line
+    from sheafdeq.cli.subject import command_line, given
 
     return command_line(
         "certify",
@@ -218,11 +218,5 @@ def _command(subject: Subject, options: Any) -> str:
         data_choice(options),
         predictions=True,
         split=None if options.split == "test" else options.split,
-        graph=options.graph,
-        radius=options.radius,
-        attack=options.attack,
-        groups=options.groups,
-        form=options.form,
-        largest_radius=options.largest_radius,
-        schedules=options.schedules,
+        **given(options, "graph radius attack groups form largest_radius schedules"),
     )

@@ -9,10 +9,8 @@ from typing_extensions import Unpack
 
 from sheafdeq.data.graph import Graph
 from sheafdeq.edges import Edges
-from sheafdeq.equilibrium import ExplicitModel
-from sheafdeq.layers.checks import checked_positive
-from sheafdeq.layers.feature_encoder import EncodedModel, Encoding
 from sheafdeq.layers.initialise import xavier
+from sheafdeq.layers.layered_model import LayeredModel, LayeredOptions
 from sheafdeq.layers.sizes import HeadModel, HeadSizes
 from sheafdeq.ops.attention import Attended, attention
 
@@ -53,11 +51,11 @@ class GATLayer(nn.Module):
         return result + self.bias
 
 
-class GATOptions(HeadSizes, Encoding, total=False):
+class GATOptions(HeadSizes, LayeredOptions, total=False):
     """What :class:`GAT` shares with other models."""
 
 
-class GAT(HeadModel, EncodedModel, ExplicitModel):
+class GAT(HeadModel, LayeredModel):
     """Two or more :class:`GATLayer` with ELU between them, the last with one head of the output
     width.
 
@@ -69,23 +67,15 @@ class GAT(HeadModel, EncodedModel, ExplicitModel):
     Args:
         sizes: ``in_channels`` f, ``out_channels`` o, ``heads`` of the hidden layers, and
             ``channels``, the width of each.
-        layers: number of layers.
-        dropout: on the input of every layer but the first, while training.
-        options: ``encoder`` and ``input_dropout``, what the features pass first
-            (:class:`~sheafdeq.layers.feature_encoder.EncodedModel`).
+        options: ``layers``, ``dropout``, ``encoder`` and ``input_dropout``
+            (:class:`~sheafdeq.layers.layered_model.LayeredModel`).
 
     Shapes: x (n, f) -> (n, o). Edge features are ignored.
     """
 
-    edge_input = "ignored"
-    weighted = True
-
-    def __init__(
-        self, *sizes: int, layers: int = 2, dropout: float = 0.5, **options: Unpack[GATOptions]
-    ) -> None:
-        super().__init__(*sizes, dropout=dropout, **options)
-        checked_positive(layers=layers)
-        widths = [self.inputs.out_channels, *[self.width] * (layers - 1)]
+    def __init__(self, *sizes: int, **options: Unpack[GATOptions]) -> None:
+        super().__init__(*sizes, **options)
+        widths = [self.inputs.out_channels, *[self.width] * (self.depth - 1)]
         self.layers = nn.ModuleList(
             GATLayer(width, self.channels, self.heads) for width in widths[:-1]
         )

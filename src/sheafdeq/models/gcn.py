@@ -10,20 +10,18 @@ from torch.nn import functional
 from typing_extensions import Unpack
 
 from sheafdeq.data.graph import Graph
-from sheafdeq.equilibrium import ExplicitModel
 from sheafdeq.layers.adjacency import gcn_weights, propagate
-from sheafdeq.layers.checks import checked_positive
-from sheafdeq.layers.feature_encoder import EncodedModel, Encoding
+from sheafdeq.layers.layered_model import LayeredModel, LayeredOptions
 from sheafdeq.layers.sizes import WideModel, Width
 
 __all__ = ["GCN"]
 
 
-class GCNOptions(Width, Encoding, total=False):
+class GCNOptions(Width, LayeredOptions, total=False):
     """What :class:`GCN` shares with other models."""
 
 
-class GCN(WideModel, EncodedModel, ExplicitModel):
+class GCN(WideModel, LayeredModel):
     r"""Layers :math:`H \leftarrow \mathrm{ReLU}(\hat A_+ H W + b)`, the last without ReLU.
 
     Kipf and Welling, "Semi-Supervised Classification with Graph Convolutional Networks", ICLR 2017:
@@ -32,28 +30,15 @@ class GCN(WideModel, EncodedModel, ExplicitModel):
 
     Args:
         sizes: ``in_channels`` f, ``out_channels`` o, ``width`` c.
-        layers: number of convolutions.
-        dropout: on the input of every layer but the first, while training (raw features are few
-            here and are kept).
-        options: ``encoder`` and ``input_dropout``, what the features pass first
-            (:class:`~sheafdeq.layers.feature_encoder.EncodedModel`).
+        options: ``layers``, ``dropout``, ``encoder`` and ``input_dropout``
+            (:class:`~sheafdeq.layers.layered_model.LayeredModel`).
 
     Shapes: x (n, f) -> (n, o). Edge features are ignored.
     """
 
-    edge_input = "ignored"
-    weighted = True
-
-    def __init__(
-        self,
-        *sizes: int,
-        layers: int = 2,
-        dropout: float = 0.5,
-        **options: Unpack[GCNOptions],
-    ) -> None:
-        super().__init__(*sizes, dropout=dropout, **options)
-        checked_positive(layers=layers)
-        widths = [self.inputs.out_channels, *[self.width] * (layers - 1), self.out_channels]
+    def __init__(self, *sizes: int, **options: Unpack[GCNOptions]) -> None:
+        super().__init__(*sizes, **options)
+        widths = [self.inputs.out_channels, *[self.width] * (self.depth - 1), self.out_channels]
         self.mixings = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in pairwise(widths))
         self.biases = nn.ParameterList(torch.empty(b) for b in widths[1:])
         self.reset_parameters()
