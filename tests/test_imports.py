@@ -38,7 +38,7 @@ explorer: asynchronous data diagnostics distances edges equilibrium errors repor
 full_precision:
 fuzzing: cli data edges errors ops options records registry report training
 identity: errors
-layers: data distances edges equilibrium errors ops recurrence solvers theory
+layers: adjoints data distances edges equilibrium errors ops recurrence solvers theory
 machine:
 models: adjoints data derivatives distances edges equilibrium errors layers ops recurrence solvers
 ops: derivatives edges errors plain_tensor threads
