@@ -13,14 +13,14 @@ from sheafdeq.predictions.attack import _targets
 def test_schedules_reach_the_proved_labels_and_a_wrong_claim_is_caught(draw):
     model, graph = draw(5, levels=2)
     result = certify_predictions(model, graph)
-    found = under_schedules(model, graph, result, count=3, longest=16)
+    found = under_schedules(model, graph, result, drawn_schedules(3, 16))
     assert found.differing == found.differing_unproved == 0
     assert found.schedules == 3
     assert found.largest_residual < 1e-4
     wrong = replace(result, label=(result.label + 1) % model.out_channels)
-    assert under_schedules(model, graph, wrong, count=1, longest=16).differing == graph.num_nodes
+    assert under_schedules(model, graph, wrong, drawn_schedules(1, 16)).differing == graph.num_nodes
     unproved = replace(wrong, proved=torch.zeros_like(result.proved))
-    found = under_schedules(model, graph, unproved, count=1, longest=16)
+    found = under_schedules(model, graph, unproved, drawn_schedules(1, 16))
     assert (found.differing, found.differing_unproved) == (0, graph.num_nodes)
     assert found.to_json()["longest_delay"] == 16
 

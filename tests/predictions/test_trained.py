@@ -17,6 +17,7 @@ from sheafdeq.predictions import (
     Prover,
     attack,
     certify_predictions,
+    drawn_schedules,
     largest_radius,
     under_schedules,
 )
@@ -116,7 +117,7 @@ def test_two_hundred_schedules_reach_the_proved_labels_of_a_trained_cascade(leve
     """Ten times 20, on a graph of the benchmark with 45 nodes; windows and delays up to 64."""
     model, split = trained(level), community(level, 45)
     result = certify_predictions(model, split.graph)
-    found = under_schedules(model, split.graph, result, count=20, longest=64, seed=part)
+    found = under_schedules(model, split.graph, result, drawn_schedules(20, 64, part))
     counts = {"run": LEVELS[level], "level": level, "part": part, **found.to_json()}
     write(f"schedules-{level}-{part}", counts)
     assert found.proved >= 0.98 * found.nodes

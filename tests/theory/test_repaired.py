@@ -25,6 +25,7 @@ from sheafdeq.theory.coefficients import m, m_balance, m_rational
 
 seeds = st.integers(0, 10**6)
 scales = st.sampled_from([0.1, 1.0, 10.0, 100.0])
+drawn = {"seed": seeds, "scale": scales, "gate": st.sampled_from(list(GATES))}
 N, D, Q = 4, 2, 2
 COEFFICIENT = {"tanh": m, "rational": m_rational, "balance": m_balance}
 
@@ -115,13 +116,7 @@ def test_lemma_17_coefficients_are_nonnegative(seed, scale):
 
 
 @settings(max_examples=25)
-@given(
-    seed=seeds,
-    scale=scales,
-    gate=st.sampled_from(list(GATES)),
-    beta=st.sampled_from([1.26, 1.6, 3.0]),
-    drive=st.sampled_from([0.0, 5.0]),
-)
+@given(**drawn, beta=st.sampled_from([1.26, 1.6, 3.0]), drive=st.sampled_from([0.0, 5.0]))
 def test_corollary_19_fixed_maps_any_weights(seed, scale, gate, beta, drive):
     step = fixed_step(seed, scale, gate, beta, drive)
     rate = COEFFICIENT[gate](beta).upper
@@ -223,13 +218,7 @@ def test_lemma_21_parity_moves_no_faster_than_one_sign(one, two, move, signs):
 
 
 @settings(max_examples=20)
-@given(
-    seed=seeds,
-    scale=scales,
-    gate=st.sampled_from(list(GATES)),
-    budget=st.sampled_from([0.1, 0.4, 1.0]),
-    order=st.sampled_from([1.0, 2.0]),
-)
+@given(**drawn, budget=st.sampled_from([0.1, 0.4, 1.0]), order=st.sampled_from([1.0, 2.0]))
 def test_theorem_22_budget(seed, scale, gate, budget, order):
     beta = 3.0
     step = budget_step(seed, scale, gate, beta, budget, order)

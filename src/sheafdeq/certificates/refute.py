@@ -138,19 +138,14 @@ def settle(
 
 
 def newton(
-    recurrence: LocalRecurrence,
-    context: Any,
-    settled: Settled,
-    *,
-    steps: int = 12,
-    distance: Distance = THOMPSON,
+    recurrence: LocalRecurrence, context: Any, settled: Settled, *, distance: Distance
 ) -> Settled:
-    """Newton's method from a settled state; keeps the better of the two (dense, for small
-    problems)."""
+    """Twelve steps of Newton's method from a settled state; keeps the better of the two (dense, for
+    small problems)."""
     state, best = settled.state, settled
     size = state.numel()
     eye = torch.eye(size, dtype=state.dtype)
-    for _ in range(steps):
+    for _ in range(12):
         image = recurrence.step(state, context).detach()
         matrix = jacobian(recurrence, state, context).to_dense()
         if not bool(torch.isfinite(matrix).all() and torch.isfinite(image).all()):

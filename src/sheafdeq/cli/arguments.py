@@ -88,6 +88,11 @@ class _Options:
         """A folder to write into."""
         self.value(name, output_folder, words, default, metavar="DIR")
 
+    def ray_address(self) -> None:
+        """``--ray-address``, which cluster to join."""
+        words = "a Ray cluster that is running (default: one is started here)"
+        self.value("--ray-address", str, words, metavar="HOST:PORT")
+
     def threads(self) -> None:
         """``--threads``, where they are not part of what is asked."""
         self.value("--threads", whole_number(1, 1024), "threads of torch (default: torch's own)")

@@ -48,18 +48,14 @@ def configure(parser: Parser) -> None:
     )
     parser.flag("--fresh", "with --all: examine again what --out already holds")
     parser.choice("--format", ["text", "markdown"], "of the table of --all", "text")
-    parser.value(
-        "--audit",
-        whole_number(),
-        "try to catch false certificates in this many random problems",
-        metavar="DRAWS",
-    )
-    parser.value(
-        "--audit-solves",
-        whole_number(),
-        "try to catch false statuses and gradients in solves with known answers",
-        metavar="DRAWS",
-    )
+    for flag, words in (
+        ("--audit", "try to catch false certificates in this many random problems"),
+        (
+            "--audit-solves",
+            "try to catch false statuses and gradients in solves with known answers",
+        ),
+    ):
+        parser.value(flag, whole_number(), words, metavar="DRAWS")
     parser.value("--first", whole_number(0), "number of the first draw of an audit", 0)
     parser.value(
         "--table",

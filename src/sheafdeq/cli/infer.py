@@ -59,12 +59,7 @@ def configure(parser: Parser) -> None:
         metavar="FILE",
     )
     where.choice("--engine", ["local", "ray", "in-process"], "where workers live", "local")
-    where.value(
-        "--ray-address",
-        str,
-        "a Ray cluster that is running (else one is started here)",
-        metavar="HOST:PORT",
-    )
+    where.ray_address()
     where.value("--threads", whole_number(1, 1024), "threads of every worker", 1)
     how = parser.add_argument_group("solving")
     how.choice("--mode", ["sync", "async"], "lockstep, or every part at its own pace", "sync")

@@ -156,7 +156,7 @@ def _part(subject: Subject) -> str:
 def _row(
     subject: Subject, model: EquilibriumModel, result: Predictions, options: Any
 ) -> dict[str, Any]:
-    from sheafdeq.predictions import attack, under_schedules
+    from sheafdeq.predictions import attack, drawn_schedules, under_schedules
 
     split = subject.split
     scores = result.scores(split.target, split.mask)
@@ -182,7 +182,7 @@ def _row(
             "proved_labels_changed": int((found.changed & result.proved).sum()),
         }
     if options.schedules is not None and result.radius == 0:
-        late = under_schedules(model, split.graph, result, count=options.schedules)
+        late = under_schedules(model, split.graph, result, drawn_schedules(options.schedules))
         row["schedules"] = late.to_json()
     return row
 

@@ -40,12 +40,7 @@ def configure(parser: Parser) -> None:
         metavar="EPOCHS|HOURS",
     )
     runner.value("--checkpoint-seconds", real_number(0), "how often a run's state is saved", 30.0)
-    runner.value(
-        "--ray-address",
-        str,
-        "a running Ray cluster (default: start one on this machine)",
-        metavar="ADDRESS",
-    )
+    runner.ray_address()
     runner.set_defaults(run=run)
     status = actions.add_parser(
         "status",

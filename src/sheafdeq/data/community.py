@@ -116,7 +116,7 @@ def with_differences(graph: Graph) -> Graph:
 def community_graph(
     seed: int,
     *,
-    level: int = 7,
+    level: int,
     nodes: int = 1500,
     communities: int = 3,
     k: int = 8,

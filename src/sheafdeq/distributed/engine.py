@@ -5,12 +5,11 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import Any, Protocol
 
 import torch
 
 import sheafdeq
-from sheafdeq.distributed.mail import NO_FAULTS, Faults
 from sheafdeq.distributed.message import Message
 from sheafdeq.distributed.part import Part
 from sheafdeq.errors import WorkerError
@@ -18,8 +17,6 @@ from sheafdeq.errors import WorkerError
 __all__ = [
     "Engine",
     "PartSource",
-    "WorkerOptions",
-    "Workers",
     "check_versions",
     "failure",
     "loaded",
@@ -61,29 +58,6 @@ class Engine(Protocol):
 
     def stop(self) -> None:
         """End all workers and give everything back."""
-
-
-class WorkerOptions(TypedDict, total=False):
-    """The options of every :class:`Workers`."""
-
-    threads: int
-    faults: Faults
-
-
-class Workers:
-    """What an engine that starts workers of its own keeps of them.
-
-    Args:
-        parts: one for each worker.
-        threads: of torch, in every worker.
-        faults: what happens to letters on purpose.
-    """
-
-    def __init__(
-        self, parts: Sequence[PartSource], *, threads: int = 1, faults: Faults = NO_FAULTS
-    ) -> None:
-        self.count, self.threads, self.faults = len(parts), threads, faults
-        self.lossy = not faults.none
 
 
 def loaded(source: PartSource) -> Part:

@@ -10,17 +10,11 @@ from typing import Any
 
 from typing_extensions import Unpack
 
-from sheafdeq.distributed.engine import (
-    PartSource,
-    WorkerOptions,
-    Workers,
-    failure,
-    loaded,
-    versions,
-)
+from sheafdeq.distributed.engine import PartSource, failure, loaded, versions
 from sheafdeq.distributed.mail import FaultyMail, Mail, MemoryMail, PostOffice
 from sheafdeq.distributed.message import Message
 from sheafdeq.distributed.worker import Worker
+from sheafdeq.distributed.workers import WorkerOptions, Workers
 from sheafdeq.equilibrium import EquilibriumModel
 from sheafdeq.errors import SheafDEQError, WorkerError
 

@@ -28,18 +28,12 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from sheafdeq.distributed.engine import (
-    PartSource,
-    WorkerOptions,
-    Workers,
-    failure,
-    loaded,
-    versions,
-)
+from sheafdeq.distributed.engine import PartSource, failure, loaded, versions
 from sheafdeq.distributed.mail import Faults, FaultyMail, Kind, Mail
 from sheafdeq.distributed.message import Message
 from sheafdeq.distributed.part import Part
 from sheafdeq.distributed.worker import Worker
+from sheafdeq.distributed.workers import WorkerOptions, Workers
 from sheafdeq.equilibrium import EquilibriumModel
 from sheafdeq.errors import UsageError, WorkerError
 

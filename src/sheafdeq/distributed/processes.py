@@ -26,12 +26,13 @@ from typing import Any
 import torch
 from typing_extensions import Unpack
 
-from sheafdeq.distributed.engine import PartSource, WorkerOptions, Workers, failure, versions
+from sheafdeq.distributed.engine import PartSource, failure, versions
 from sheafdeq.distributed.mail import Faults, FaultyMail, Mail
 from sheafdeq.distributed.message import Message, MessageStream
 from sheafdeq.distributed.part import Part
 from sheafdeq.distributed.slots import Board, SlotMail, board_size
 from sheafdeq.distributed.worker import Worker
+from sheafdeq.distributed.workers import WorkerOptions, Workers
 from sheafdeq.equilibrium import EquilibriumModel
 
 __all__ = ["Processes"]

@@ -51,6 +51,17 @@ class EdgeTerms(NamedTuple):
 NOTHING = EdgeTerms()
 
 
+class Read(NamedTuple):
+    """What is attended to, and how; :func:`attention` explains it."""
+
+    table: Attended
+    own: Attended | None
+    terms: EdgeTerms
+    slope: float | None = None
+    shared_value: bool = False
+    share: Tensor | None = None
+
+
 def attention(
     query: Tensor,
     table: Attended,
@@ -77,36 +88,26 @@ def attention(
         shared_value: all heads average the same values.
         share: (e,) factors on the exponentials, so that an edge of share zero is absent (PyTorch).
     """
-    _check(query, table, edges, heads, own, terms, slope, shared_value)
-
-    def plainly(query: Tensor, table: Attended, own: Attended | None, terms: EdgeTerms) -> Tensor:
-        return attention_reference(
-            query,
-            table,
-            edges,
-            heads,
-            own=own,
-            terms=terms,
-            slope=slope,
-            shared_value=shared_value,
-            share=share,
-        )
-
+    given = Read(table, own, terms, slope, shared_value, share)
+    _check(query, edges, heads, given)
     if share is not None or not native_serves(query):
-        return plainly(query, table, own, terms)
+        return attention_reference(query, edges, heads, given)
     key, value, apart = table.key, table.value, own is not None and own is not table
     if apart:  # loops read rows behind those of the table
         assert own is not None
         key, value = torch.cat([key, own.key]), torch.cat([value, own.value])
 
-    def again(tables: tuple[Tensor, ...], given: tuple[Tensor | None, ...]) -> Tensor:
+    def again(tables: tuple[Tensor, ...], parts: tuple[Tensor | None, ...]) -> Tensor:
         m = edges.num_sources
-        read, itself = (
+        rows, itself = (
             Attended(tables[1][part], tables[2][part]) for part in (slice(m), slice(m, None))
         )
-        return plainly(
-            tables[0], read, itself if apart else None if own is None else read, EdgeTerms(*given)
+        read = given._replace(
+            table=rows,
+            own=itself if apart else None if own is None else rows,
+            terms=EdgeTerms(*parts),
         )
+        return attention_reference(tables[0], edges, heads, read)
 
     return native_attention(
         (query, key, value),
@@ -137,9 +138,8 @@ def packed_attention(
     def again(tables: tuple[Tensor, ...], given: tuple[Tensor | None, ...]) -> Tensor:
         query, key, value = tables[0].tensor_split(3, dim=1)
         table = Attended(key, value)
-        return attention_reference(
-            query, table, edges, heads, own=table if own else None, terms=EdgeTerms(*given)
-        )
+        itself = table if own else None
+        return attention_reference(query, edges, heads, Read(table, itself, EdgeTerms(*given)))
 
     _check_terms(packed, edges, heads, columns // 3, columns // 3, terms, own)
     if not native_serves(packed):
@@ -147,19 +147,9 @@ def packed_attention(
     return native_attention((packed,), terms, edges, heads, again, loops=False if own else None)
 
 
-def attention_reference(
-    query: Tensor,
-    table: Attended,
-    edges: Edges,
-    heads: int,
-    *,
-    own: Attended | None = None,
-    terms: EdgeTerms = NOTHING,
-    slope: float | None = None,
-    shared_value: bool = False,
-    share: Tensor | None = None,
-) -> Tensor:
+def attention_reference(query: Tensor, edges: Edges, heads: int, given: Read) -> Tensor:
     """:func:`attention` in plain PyTorch, on any device and differentiable any number of times."""
+    table, own, terms, slope, shared_value, share = given
     n, many = len(query), edges.heads(heads)
     width = query.shape[1] // heads
     rows, keys = _by_head(query, heads), _by_head(table.key, heads)
@@ -239,16 +229,8 @@ def _by_head(rows: Tensor, heads: int) -> Tensor:
     return rows.reshape(len(rows), heads, width).transpose(0, 1).reshape(-1, width)
 
 
-def _check(
-    query: Tensor,
-    table: Attended,
-    edges: Edges,
-    heads: int,
-    own: Attended | None,
-    terms: EdgeTerms,
-    slope: float | None,
-    shared_value: bool,
-) -> None:
+def _check(query: Tensor, edges: Edges, heads: int, given: Read) -> None:
+    table, own, terms, slope, shared_value, _ = given
     n, columns = query.shape
     value_columns = table.value.shape[1]
     spread = value_columns * heads if shared_value else value_columns

@@ -7,6 +7,7 @@ which every message is read afresh: a round takes about (s + tau) / 2 slots more
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +49,7 @@ class LateMessages:
         return dict(vars(self))
 
 
-def drawn_schedules(count: int, longest: int, seed: int = 0) -> list[Schedule]:
+def drawn_schedules(count: int, longest: int = 64, seed: int = 0) -> list[Schedule]:
     """Windows from :data:`SHORTEST_WINDOW` to ``longest``, delays from 0 to it; the first: both
     at their longest."""
     if count < 1 or longest < SHORTEST_WINDOW:
@@ -68,15 +69,9 @@ def drawn_schedules(count: int, longest: int, seed: int = 0) -> list[Schedule]:
 
 @torch.no_grad()
 def under_schedules(
-    model: EquilibriumModel,
-    graph: Graph,
-    result: Predictions,
-    *,
-    count: int = 200,
-    longest: int = 64,
-    seed: int = 0,
+    model: EquilibriumModel, graph: Graph, result: Predictions, drawn: Sequence[Schedule]
 ) -> LateMessages:
-    """Run ``count`` drawn schedules and count proved labels that are not the labels reached.
+    """Run schedules and count proved labels that are not the labels reached.
 
     The model runs in the precision it has: that of float32 is far below every proved margin worth
     the name, and a difference would be counted.
@@ -85,7 +80,7 @@ def under_schedules(
     context = model.prepare(graph)
     differing = torch.zeros_like(result.proved)
     residual = work = 0.0
-    schedules = sorted(drawn_schedules(count, longest, seed), key=_updates)
+    schedules, count = sorted(drawn, key=_updates), len(drawn)
     for first in range(0, count, TOGETHER):
         group = schedules[first : first + TOGETHER]
         runs = simulate_many(
@@ -102,8 +97,8 @@ def under_schedules(
             residual, work = max(residual, run.residual), work + run.work
     return LateMessages(
         count,
-        longest,
-        longest,
+        max(schedule.delay_bound for schedule in drawn),
+        max(schedule.window for schedule in drawn),
         graph.num_nodes,
         int(result.proved.sum()),
         int((differing & result.proved).sum()),

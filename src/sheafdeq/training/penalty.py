@@ -135,12 +135,7 @@ class SettlingPenalty:
 
 
 def squared_jacobian(
-    model: EquilibriumModel,
-    state: Tensor,
-    context: object,
-    image: Tensor | None = None,
-    *,
-    step: float = STEP,
+    model: EquilibriumModel, state: Tensor, context: object, image: Tensor | None = None
 ) -> Tensor:
     """Scalar: |J v|_2^2 / (n c) for one draw of random signs v, differentiable in state and
     parameters.
@@ -148,18 +143,16 @@ def squared_jacobian(
     ``image`` is T(state) where it is known already. Models with positive states use log
     coordinates; for others J is the Jacobian of T itself.
     """
-    if not 0 < step < 1:
-        raise InputError(f"step must be between 0 and 1, got {step!r}")
     image = model.step(state, context) if image is None else image
     signs = torch.randint(0, 2, state.shape, device=state.device).to(state.dtype) * 2 - 1
     if state.numel() == 0:
         return state.new_zeros(())
     if bool((state.detach() > 0).all()) and bool((image.detach() > 0).all()):
-        moved = model.step(state * torch.exp(step * signs), context)
+        moved = model.step(state * torch.exp(STEP * signs), context)
         change = moved.log() - image.log()
     else:
-        change = model.step(state + step * signs, context) - image
-    return (change / step).square().mean()
+        change = model.step(state + STEP * signs, context) - image
+    return (change / STEP).square().mean()
 
 
 def sampled_row_sums(
