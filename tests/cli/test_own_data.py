@@ -349,12 +349,8 @@ def test_a_data_folder_that_is_not_there_is_wrong_usage_unless_it_is_to_be_fille
         assert "nothing of that name" in err
     assert DataChoice(root=str(absent), download=True) == data_choice(
         argparse.Namespace(
-            npz=None,
-            nodes=None,
-            edges=None,
+            **dict.fromkeys(("npz", "nodes", "edges", "mask_seed", "task_split")),
             undirected=False,
-            mask_seed=None,
-            task_split=None,
             download=True,
             root=str(absent),
         )
