@@ -25,6 +25,9 @@ __all__ = [
     "paper_table",
 ]
 
+LONGEST_NAME = 60
+"""Characters of a protocol's name in a note; longer lists of settings stand in their rows alone."""
+
 
 @dataclass(frozen=True)
 class _Line:
@@ -267,7 +270,8 @@ def _comparison_notes(
     others: dict[str, int] = {}
     for summary in usable:
         if summary.protocol != "paper":
-            others[summary.protocol] = others.get(summary.protocol, 0) + len(summary.records)
+            name = summary.protocol if len(summary.protocol) <= LONGEST_NAME else "other settings"
+            others[name] = others.get(name, 0) + len(summary.records)
     if others:
         named = "; ".join(f"{protocol}: {count}" for protocol, count in sorted(others.items()))
         notes.append(
