@@ -109,5 +109,9 @@ def test_gallery_examples_run(path, monkeypatch):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    plt.close("all")
     runpy.run_path(str(path), run_name="__main__")
+    drawn = [plt.figure(number) for number in plt.get_fignums()]
+    # an example of the gallery is there for its picture
+    assert any(axis.has_data() for figure in drawn for axis in figure.axes)
     plt.close("all")
