@@ -22,6 +22,7 @@ from sheafdeq.training.penalty import SettlingPenalty, _independent_nodes, sampl
 from sheafdeq.training.run import train
 from sheafdeq.training.run_identity import task_of
 from sheafdeq.training.solving import check_solves, random_positive_start, run_for_training
+from sheafdeq.training.sweep import question
 
 SHAPE = Shape(2, 3, None, 2, 3, 4)
 EVERYTHING = {
@@ -63,11 +64,15 @@ def model():
     return build_model("sheafdeq", SHAPE, shift=1.3)
 
 
-@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"graphs_per_update": None}, {"keep": "last", "score_every": 3}],
+    ids=["by graph", "whole", "scored seldom"],
+)
 def test_a_resumed_run_with_every_ingredient_is_bitwise_the_uninterrupted_one(
-    small, tmp_path, whole
+    small, tmp_path, changes
 ):
-    config = small(max_epochs=4, **{**EVERYTHING, **({"graphs_per_update": None} if whole else {})})
+    config = small(max_epochs=4, **{**EVERYTHING, **changes})
     uncut = train(config, out=tmp_path / "uncut")
     seen = iter([None, "pause"])
     with pytest.raises(Suspended):
@@ -76,6 +81,20 @@ def test_a_resumed_run_with_every_ingredient_is_bitwise_the_uninterrupted_one(
     assert resumed.record.curves == uncut.record.curves
     assert resumed.record.scores == uncut.record.scores
     assert resumed.record.checkpoint == uncut.record.checkpoint  # SHA-256 of the files
+
+
+def test_scoring_seldom_changes_what_is_seen_and_nothing_else(small):
+    config = small(**EVERYTHING, keep="last")
+    often, seldom = (train(config.replace(score_every=k)) for k in (1, 4))
+    for (name, one), other in zip(
+        often.model.state_dict().items(), seldom.model.state_dict().values(), strict=True
+    ):
+        assert torch.equal(one, other), name
+    assert seldom.record.scores == often.record.scores
+    curve = often.record.curves["validation"]
+    expected = [value if epoch in (0, 4, 6) else None for epoch, value in enumerate(curve)]
+    assert seldom.record.curves["validation"] == expected
+    assert question(config.replace(score_every=4)) == question(config)
 
 
 def test_defaults_leave_old_runs_their_names(small):
@@ -98,6 +117,12 @@ def test_defaults_leave_old_runs_their_names(small):
         ({"penalties": {"residual_weight": 1.0, "ramp": [0.5, 0.2]}}, "0 <= a <= b <= 1"),
         ({"weight_average": 1.0}, "weight_average"),
         ({"augmentation": {"edge_dropout": 1.0}}, "edge_dropout"),
+        ({"score_every": 2, "keep": "last"}, "needs graphs_per_update"),
+        ({"score_every": 2, "graphs_per_update": 1}, 'keep = "last"'),
+        (
+            {"score_every": 2, "graphs_per_update": 1, "keep": "last", "schedule": "plateau"},
+            "plateau",
+        ),
     ],
 )
 def test_contradictions_are_named(small, values, word):

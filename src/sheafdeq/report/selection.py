@@ -42,7 +42,7 @@ the paper does not print. A constant rate is another protocol.
 """
 
 PAPER_SCHEDULE: dict[str, float] = {"warmup": 0.1, "decay": 0.2, "floor": 0.01}
-NOT_PROTOCOL = ("task", "model", "seed", "threads", "test_every")
+NOT_PROTOCOL = ("task", "model", "seed", "threads", "test_every", "score_every")
 """Fields of a configuration that say what is trained, or change no number."""
 ADDED_LATER: dict[str, Any] = {
     "differences": True,

@@ -242,6 +242,9 @@ class TrainingConfig(_Frozen):
     ``patience=None`` takes the task's (200 or 500). ``init_from`` is a run directory, checkpoint or
     run id to start from. ``test_every=k`` records the test score at every k-th epoch for figures;
     selection never sees it. ``stop_at_score`` ends the run at a validation score.
+    ``score_every=k`` scores the validation nodes at every k-th epoch and at the last one only:
+    where an epoch is several updates, scoring is a pass of its own and a third of the cost. It
+    goes with ``keep="last"``, where scores decide nothing.
     ``graphs_per_update=k`` makes an epoch several updates, each on k of the training graphs in
     random order (None: one update on all of them, the paper's). ``keep="last"`` keeps the last
     parameters instead of those with the best validation score: for fine-tuning towards something
@@ -271,6 +274,7 @@ class TrainingConfig(_Frozen):
     stop_at_score: float | None = None
     graphs_per_update: int | None = Field(default=None, ge=1)
     keep: Literal["best", "last"] = "best"
+    score_every: int = Field(default=1, ge=1)
 
     @field_validator("schedule", mode="before")
     @classmethod
@@ -288,6 +292,17 @@ class TrainingConfig(_Frozen):
             raise ValueError("penalties.steps has no effect without a penalty weight")
         if self.penalties.ramp is not None and not self.penalties.active:
             raise ValueError("penalties.ramp has no effect without a penalty weight")
+        if self.score_every > 1:
+            if self.graphs_per_update is None:
+                raise ValueError(
+                    "score_every needs graphs_per_update: with one update an epoch the score comes "
+                    "with the pass that trains"
+                )
+            if self.keep != "last" or self.schedule.kind == "plateau":
+                raise ValueError(
+                    'score_every needs keep = "last" and no plateau schedule: the best epoch and '
+                    "the plateau need the score of every epoch"
+                )
         return self
 
     @staticmethod
@@ -332,6 +347,7 @@ class TrainingConfig(_Frozen):
             (values, "solves", SolveConfig().model_dump(mode="json")),
             (values, "augmentation", AugmentationConfig().model_dump(mode="json")),
             (values, "weight_average", None),
+            (values, "score_every", 1),
         ):
             if holder[key] == default:
                 del holder[key]

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -57,7 +57,8 @@ class TrainingError(SheafDEQError):
 
 @dataclass(frozen=True)
 class EpochMetrics:
-    """What one epoch measured. Scores: higher is better."""
+    """What one epoch measured, or the last one that did (``score_every``). Scores: higher is
+    better."""
 
     epoch: int  # updates the scored parameters have seen
     loss: float
@@ -65,6 +66,7 @@ class EpochMetrics:
     best: float
     best_epoch: int
     learning_rate: float
+    scored: bool = True  # False: loss and validation are of an earlier epoch
 
 
 @dataclass(frozen=True)
@@ -197,6 +199,7 @@ class Trainer:
         self.best_epoch = 0
         self.best_parameters: dict[str, Tensor] = {}
         self.curves: dict[str, list[Any]] = {"loss": [], "validation": [], "test": []}
+        self.last = EpochMetrics(0, math.nan, math.nan, self.best, 0, config.learning_rate)
         self.statuses: dict[str, int] = {}
         self.full_solver = self.model.solver if isinstance(self.model, EquilibriumModel) else None
         if isinstance(self.model, EquilibriumModel):
@@ -214,6 +217,8 @@ class Trainer:
         if self.stopped is not None:
             raise InputError(f"the run is over ({self.stopped})")
         over = self.epoch >= self.config.max_epochs
+        if not over and self.epoch % self.config.score_every:
+            return self._advance_unscored()
         validation, loss = self._score_and_loss(over)
         # never true for NaN
         if validation > self.best or (self.config.keep == "last" and math.isfinite(validation)):
@@ -227,7 +232,7 @@ class Trainer:
         value = float(loss.detach())
         self.curves["loss"].append(value)
         self.curves["validation"].append(validation)
-        metrics = EpochMetrics(self.epoch, value, validation, self.best, self.best_epoch, rate)
+        self.last = EpochMetrics(self.epoch, value, validation, self.best, self.best_epoch, rate)
         if not math.isfinite(value):
             self.stopped = "non-finite"
         elif self.config.stop_at_score is not None and validation >= self.config.stop_at_score:
@@ -242,6 +247,19 @@ class Trainer:
             else:
                 self._update_by_parts(self.parts, rate)
             self.epoch += 1
+        return self.last
+
+    def _advance_unscored(self) -> EpochMetrics:
+        """One epoch of updates; the curves have a gap there, and what is told is of the last
+        scored epoch."""
+        assert self.parts is not None  # the configuration sees to it
+        self._note_test_score()
+        rate = self.config.learning_rate * self.schedule.rate(self.epoch, math.nan)
+        for curve in ("loss", "validation"):
+            self.curves[curve].append(math.nan)
+        self._update_by_parts(self.parts, rate)
+        metrics = replace(self.last, epoch=self.epoch, learning_rate=rate, scored=False)
+        self.epoch += 1
         return metrics
 
     def _score_and_loss(self, over: bool) -> tuple[float, Tensor]:
@@ -318,6 +336,22 @@ class Trainer:
             with torch.no_grad(), self._as_scored():
                 output = self.model.run(self.task.test.graph)
             self.curves["test"].append([self.epoch, self._score(output, self.task.test)])
+
+    def _last_scored(self) -> EpochMetrics:
+        """What the last scored epoch measured, from the curves."""
+        scored = [i for i in range(self.epoch) if i % self.config.score_every == 0]
+        if not scored:
+            return self.last
+        epoch = scored[-1]
+        loss, validation = self.curves["loss"][epoch], self.curves["validation"][epoch]
+        return replace(
+            self.last,
+            epoch=epoch,
+            loss=loss,
+            validation=validation,
+            best=self.best,
+            best_epoch=self.best_epoch,
+        )
 
     def _update_by_parts(self, parts: list[Split], rate: float) -> None:
         """One update on each part, in an order drawn anew; parts without a scored row are passed
@@ -408,6 +442,7 @@ class Trainer:
             "validation": [float.fromhex(value) for value in curves["validation"]],
             "test": [[epoch, float.fromhex(value)] for epoch, value in curves["test"]],
         }
+        self.last = self._last_scored()
         self.statuses = dict(values["statuses"])
         self.schedule.restore(values["schedule"])
 

@@ -297,8 +297,9 @@ class Sweep:
 
 def question(config: TrainingConfig) -> str:
     """A configuration with every option of its model written out: what a run answers, whatever the
-    sources."""
+    sources. How often it was scored changes no answer."""
     payload = config.payload()
+    payload.pop("score_every", None)
     if config.task.files is not None:
         payload["task"]["files"] = file_digests(config.task)
     payload["model"]["options"] = {

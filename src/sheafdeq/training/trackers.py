@@ -36,7 +36,7 @@ class Tracker:
 
     def update(self, metrics: EpochMetrics) -> None:
         """Log loss, validation score, best score and learning rate, and pass on."""
-        if metrics.epoch >= self.first:
+        if metrics.epoch >= self.first and metrics.scored:
             self.log({name: getattr(metrics, name) for name in CURVES}, metrics.epoch)
         self.inner.update(metrics)
 
