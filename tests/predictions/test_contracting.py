@@ -15,7 +15,7 @@ from sheafdeq.models.strong_attention import StrongAttnDEQ
 from sheafdeq.predictions import certify_predictions, refined, together
 from sheafdeq.predictions.contracting import reach_by_rate
 from sheafdeq.predictions.strong_step import attention_image, sheaf_image
-from sheafdeq.predictions.together import _power_norms, steps_together
+from sheafdeq.predictions.together import _in_float32, _power_norms, steps_together
 
 KINDS = ("StrongSheafDEQ", "StrongAttnDEQ", "SheafDEQ")
 
@@ -120,8 +120,8 @@ def test_powers_of_a_matrix_whose_first_power_is_large():
     matrix = torch.tensor([[0.0, -1.8], [0.45, 0.0]]).double()
     k, theta, kappa = _power_norms(one_node(matrix))
     assert k == 2
-    assert theta == pytest.approx(0.9, rel=1e-6)
-    assert kappa == pytest.approx(2.0, rel=1e-6)
+    assert theta == pytest.approx(0.9, rel=1e-5)
+    assert kappa == pytest.approx(2.0, rel=1e-5)
     # theta^k bounds the power, and kappa every smaller one
     for i in range(k):
         power = torch.linalg.matrix_power(matrix, i).abs().sum(1).max()
@@ -139,14 +139,15 @@ def test_powers_by_some_rows_at_a_time_are_the_dense_ones(monkeypatch, rows):
     own, edge = torch.randn(7, 2, 2).double(), torch.randn(20, 2, 2).double()
     dense = BlockMatrix(edges, own, edge).to_dense()
     scale = 0.7 / float(torch.linalg.eigvals(dense).abs().max())
-    matrix, dense = BlockMatrix(edges, scale * own, scale * edge), scale * dense
+    matrix = _in_float32(BlockMatrix(edges, scale * own, scale * edge))
+    dense = matrix.to_dense()
     found = _power_norms(matrix)
     assert found is not None
     k, theta, kappa = found
     norms = [float(torch.linalg.matrix_power(dense, i).abs().sum(1).max()) for i in range(k + 1)]
-    assert norms[k] <= theta**k <= norms[k] * (1 + 1e-9)
+    assert norms[k] <= theta**k <= norms[k] * (1 + 1e-3)
     assert max(norm * theta**-i for i, norm in enumerate(norms[:k])) <= kappa * (1 + 1e-12)
-    assert kappa <= max(norm * theta**-i for i, norm in enumerate(norms[:k])) * (1 + 1e-6)
+    assert kappa <= max(norm * theta**-i for i, norm in enumerate(norms[:k])) * (1 + 1e-3)
 
 
 def test_steps_together_prove_what_one_step_cannot(exact):
@@ -199,10 +200,10 @@ def test_delays_stay_unproved_where_steps_contract_only_together(draw_contractin
         model, graph = draw_contracting("SheafDEQ", seed)
         result = certify_predictions(model, graph)
         assert not (result.delays and "Theorem 42" in result.grounds)
-    large = Graph.build(torch.randn(4000, 1).double(), torch.randint(4000, (2, 8000)))
+    large = Graph.build(torch.randn(21_000, 1).double(), torch.randint(21_000, (2, 8000)))
     model = SheafDEQ(1, 2, 2, 2).double()
-    reason = steps_together(model, model.prepare(large), torch.ones(4000, 4).double()).reason
-    assert "16,000" in reason
+    reason = steps_together(model, model.prepare(large), torch.ones(21_000, 4).double()).reason
+    assert "84,000" in reason
     assert "operations" in reason
 
 
