@@ -29,7 +29,7 @@ def graph_scores_text(evidence: Evidence) -> str:
         sees = " Δ" if summary.differences else ""
         lines.append(
             (
-                f"{summary.title}{sees} [{summary.protocol}]",
+                f"{summary.title}{sees} [{summary.trained_by}]",
                 f"L{level}",
                 str(len(ids)),
                 spread_text([record.scores["validation"] for record in summary.records]),

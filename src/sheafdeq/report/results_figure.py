@@ -13,10 +13,11 @@ __all__ = ["community_figure"]
 
 ROWS = (
     ("SheafDEQ", "SheafDEQ, the paper's protocol", "sheafdeq", 0),
-    ("SheafDEQ Δ [recipe per-graph]", "SheafDEQ with differences on the edges", "sheafdeq", 1),
+    ("SheafDEQ Δ [recipe reliable]", "SheafDEQ, recipe reliable Δ", "sheafdeq", 1),
+    ("SheafDEQ Δ [recipe reliable-long]", "SheafDEQ, recipe reliable-long Δ", "sheafdeq", 2),
     (
-        "Sheaf Cascade Δ [recipe cascade]",
-        "Sheaf Cascade (settles for every weight)",
+        "Sheaf Cascade Δ [recipe cascade-wide]",
+        "Sheaf Cascade (settles for every weight) Δ",
         "sheaf-cascade",
         0,
     ),
@@ -76,6 +77,7 @@ def community_figure(table: Table, runs: Sequence[Source]) -> Drawing:
         "Community detection: median and range over the seeds that have finished, beside the "
         "range of SheafDEQ over five seeds in the "
         "paper. "
+        "Δ: sees differences of raw node features on its edges; the paper's models do not. "
         "Open diamonds: ten fresh graphs a level that no training and no choice has seen."
     )
     sources = tuple(source for source in runs if source.run is not None and source.run.id in used)

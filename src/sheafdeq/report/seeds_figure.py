@@ -15,6 +15,7 @@ __all__ = ["seeds_figure"]
 ROWS = (
     ("sheafdeq", "paper", "SheafDEQ, the paper's protocol", 0),
     ("sheafdeq", "recipe reliable", "SheafDEQ, recipe reliable Δ", 1),
+    ("sheafdeq", "recipe reliable-long", "SheafDEQ, recipe reliable-long Δ", 2),
     ("sheaf-cascade", "recipe cascade", "Sheaf Cascade, recipe cascade Δ", 0),
     ("sheaf-cascade", "recipe cascade-wide", "Sheaf Cascade, recipe cascade-wide Δ", 1),
 )
@@ -29,16 +30,16 @@ def seeds_figure(evidence: Evidence, runs: Sequence[Source]) -> Drawing:
     levels = sorted({level for row in chosen for level in row})
     used: dict[str, None] = {}
     with style():
-        figure, axis = plt.subplots(figsize=(7.2, 3.2))
+        figure, axis = plt.subplots(figsize=(7.2, 3.4))
         for number, ((model, _, text, variant), row) in enumerate(zip(ROWS, chosen, strict=True)):
             look = look_of(model, variant)
-            middle = 0.21 * (number - (len(ROWS) - 1) / 2)
+            middle = 0.18 * (number - (len(ROWS) - 1) / 2)
             for level, summary in row.items():
                 place = levels.index(level) + middle
                 for offset, record in enumerate(summary.records):
                     used[record.id] = None
                     axis.plot(
-                        [place + 0.04 * (offset - (len(summary.records) - 1) / 2)],
+                        [place + 0.032 * (offset - (len(summary.records) - 1) / 2)],
                         [record.scores["test"]],
                         marker=look.marker,
                         color=look.colour,
@@ -54,7 +55,7 @@ def seeds_figure(evidence: Evidence, runs: Sequence[Source]) -> Drawing:
                 markerfacecolor=look.colour if variant == 0 else "white",
                 label=f"{text} ({seeds})",
             )  # fmt: skip
-        accuracy_by_level(axis, levels, below=0.1, columns=1)
+        accuracy_by_level(axis, levels, below=0.1, columns=2)
     caption = (
         "Every seed that has finished, on the paper's three test graphs. Δ: sees differences of "
         "raw node features on its edges; the paper's protocol does not."

@@ -10,8 +10,12 @@ from typing import Any
 from sheafdeq.records.run_record import RunRecord
 
 __all__ = [
+    "LONGEST_NAME",
     "Summary",
 ]
+
+LONGEST_NAME = 80
+"""Characters of a protocol's name in titles and notes."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,13 @@ class Summary:
     records: tuple[RunRecord, ...]  # by seed
     protocol: str = "paper"  # or the recipe's name, or what differs from the paper's protocol
     differences: bool = False  # whether the model sees differences of the raw features on its edges
+
+    @property
+    def trained_by(self) -> str:
+        """The protocol, in a title: a long list of settings is named by a run that has them."""
+        if len(self.protocol) <= LONGEST_NAME:
+            return self.protocol
+        return f"settings of {self.records[0].id[:8]}"
 
     @property
     def seeds(self) -> tuple[int, ...]:

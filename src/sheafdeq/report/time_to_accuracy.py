@@ -33,7 +33,7 @@ def time_text(evidence: Evidence) -> str:
         if seconds:
             sees = " Δ" if summary.differences else ""
             options = ", ".join(f"{key} {value}" for key, value in sorted(summary.options.items()))
-            title = f"{summary.title}{sees} [{summary.protocol}]" + f" ({options})" * bool(options)
+            title = f"{summary.title}{sees} [{summary.trained_by}]" + f" ({options})" * bool(options)
             found.append((median(seconds), title, seconds, len(runs)))
     if not found:
         return f"No run of one thread has reached {ACCURACY:g} % yet."

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from sheafdeq.report.summary import Summary
+from sheafdeq.report.summary import LONGEST_NAME, Summary
 from sheafdeq.report.tables.paper import PAPER_SEEDS, paper_numbers
 from sheafdeq.report.tables.run_rows import (
     DIFFERENCES,
@@ -24,9 +24,6 @@ __all__ = [
     "judged",
     "paper_table",
 ]
-
-LONGEST_NAME = 60
-"""Characters of a protocol's name in a note; longer lists of settings stand in their rows alone."""
 
 
 @dataclass(frozen=True)
@@ -270,7 +267,8 @@ def _comparison_notes(
     others: dict[str, int] = {}
     for summary in usable:
         if summary.protocol != "paper":
-            name = summary.protocol if len(summary.protocol) <= LONGEST_NAME else "other settings"
+            short = len(summary.protocol) <= LONGEST_NAME
+            name = summary.protocol if short else "other settings"
             others[name] = others.get(name, 0) + len(summary.records)
     if others:
         named = "; ".join(f"{protocol}: {count}" for protocol, count in sorted(others.items()))

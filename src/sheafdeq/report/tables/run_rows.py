@@ -28,6 +28,8 @@ def row_title(title: str, summary: Summary) -> str:
     protocol."""
     seen = f" {DIFFERENCES}" if summary.differences else ""
     protocol = row_protocol(summary)
+    if protocol == summary.protocol:
+        protocol = summary.trained_by
     return f"{title}{seen}" + ("" if protocol == "paper" else f" [{protocol}]")
 
 
