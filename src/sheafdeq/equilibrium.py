@@ -35,7 +35,7 @@ from sheafdeq.plain_tensor import plain_tensor
 from sheafdeq.solvers import Partition, Picard, Solution, Solver, solver_from
 from sheafdeq.solvers.fixed_point import FixedPointSolver
 from sheafdeq.solvers.iterate import Observer
-from sheafdeq.tracing import compiled_cells, exporting
+from sheafdeq.tracing import exporting
 
 __all__ = [
     "EQUILIBRIUM_STEPS",
@@ -149,8 +149,11 @@ class GraphModel(nn.Module):
         if exporting():
             return self._exported(x, edge_index, edge_attr, edge_weight, return_info, options)
         if torch.compiler.is_compiling():
+            from sheafdeq.compiled_call import with_compiled_step
+
             tensors = (x, edge_index, edge_attr, batch)
-            return _with_compiled_step(self, tensors, edge_weight, return_info, options)
+            options.update(edge_weight=edge_weight, return_info=return_info)
+            return with_compiled_step(self, tensors, **options)
         output = self.run(given_graph(x, edge_index, edge_attr, batch, edge_weight), **options)
         return (output.logits, output.solution) if return_info else output.logits
 
@@ -237,19 +240,6 @@ class GraphModel(nn.Module):
     def num_parameters(self) -> int:
         """Number of trainable parameters."""
         return sum(p.numel() for p in self.parameters() if p.requires_grad)
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _with_compiled_step(
-    model: GraphModel,
-    tensors: tuple[Any, ...],
-    edge_weight: Tensor | None,
-    return_info: bool,
-    options: dict[str, Any],
-) -> Any:
-    """The plain model, called from a compiled region: its loop compiles the step alone."""
-    with compiled_cells():
-        return model(*tensors, edge_weight=edge_weight, return_info=return_info, **options)
 
 
 def _reset(module: nn.Module) -> None:
