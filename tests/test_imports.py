@@ -21,6 +21,7 @@ certificates: adjoints constructions data diagnostics distances edges equilibriu
 cli: asynchronous certificates data diagnostics distances distributed equilibrium errors
     evaluation explorer identity ops options predictions printable records registry regular_file
     report speed training user_models zoo
+compiled_call: tracing
 constructions: data distances errors layers models solvers
 data: edges errors full_precision options plain_tensor regular_file
 derivatives: errors
@@ -29,8 +30,8 @@ distances: errors
 distributed: adjoints certificates data derivatives distances edges equilibrium errors machine
     models solvers training
 edges: errors plain_tensor
-equilibrium: adjoints data distances errors full_precision options plain_tensor pretrained
-    solvers tracing
+equilibrium: adjoints compiled_call data distances errors full_precision options plain_tensor
+    pretrained solvers tracing
 errors:
 evaluation: data diagnostics distances equilibrium errors records solvers training
 explain: equilibrium errors

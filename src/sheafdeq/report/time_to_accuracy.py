@@ -33,7 +33,8 @@ def time_text(evidence: Evidence) -> str:
         if seconds:
             sees = " Δ" if summary.differences else ""
             options = ", ".join(f"{key} {value}" for key, value in sorted(summary.options.items()))
-            title = f"{summary.title}{sees} [{summary.trained_by}]" + f" ({options})" * bool(options)
+            title = f"{summary.title}{sees} [{summary.trained_by}]"
+            title += f" ({options})" if options else ""
             found.append((median(seconds), title, seconds, len(runs)))
     if not found:
         return f"No run of one thread has reached {ACCURACY:g} % yet."
