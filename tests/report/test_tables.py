@@ -491,11 +491,11 @@ def test_records_older_than_an_option_stand_in_one_row_with_those_that_name_its_
     assert len(summarise([old, other])) == 2
 
 
-def test_a_long_list_of_settings_stands_in_its_row_and_not_in_the_note():
+def test_a_long_list_of_settings_is_named_by_a_run_that_has_them():
     settings = {"max_epochs": 7, "patience": 7, "graphs_per_update": 1, "keep": "last"}
     noisy = {"feature_noise": 0.3, "feature_shift": 0.2}
     run = record(test=90.0, validation=99.0, augmentation=noisy, **settings)
     table = paper_table("community", summarise([run]), select)
     (note,) = [note for note in table.notes if "another protocol" in note]
     assert note.endswith("(other settings: 1).")
-    assert any("feature_noise=0.3" in row.title for row in table.rows)
+    assert any(f"[settings of {run.id[:8]}]" in row.title for row in table.rows)
