@@ -219,25 +219,28 @@ class _Transposed:
         """For i = 1, 2, ...: the largest row sums of |M^i| and of |M^(i-1)| |M|, as computed, over
         the rows of some nodes; until they are small. None where they grow beyond use."""
         n, c = self.shape
-        x = torch.zeros(n, c, len(nodes) * c)
-        sums = sums.float() * (1 + 2 * UNIT)  # never below what it was
+        x, image = torch.zeros(2, n, c, len(nodes) * c)
         for place, node in enumerate(nodes.tolist()):
-            x[node, :, place * c : (place + 1) * c] = torch.eye(c, dtype=x.dtype)
+            x[node, :, place * c : (place + 1) * c] = torch.eye(c)
+        # rows: ones, and the row sums of |M|, never below what they are
+        sums = sums.float() * (1 + 2 * UNIT)
+        both = torch.stack([torch.ones_like(sums), sums], 1)  # (n, 2, c)
+        product = float(sums[nodes].max())
         found: list[tuple[float, float]] = []
         reached = torch.zeros(n, dtype=torch.bool)
         reached[nodes] = True
         for _ in range(steps):
-            product = float(torch.einsum("nc,ncm->m", sums, x.abs()).max())
-            image = torch.zeros_like(x)
-            heard = [bool(reached[where].any()) for where in self.where]
-            reached = torch.tensor(heard)
+            reached = torch.tensor([bool(reached[where].any()) for where in self.where])
+            totals = torch.zeros(2, len(nodes) * c)
             for node in reached.nonzero().flatten().tolist():
                 torch.mm(self.wide[node], x[self.where[node]].flatten(0, 1), out=image[node])
-            x = image
-            size = float(x.abs().sum((0, 1)).max())
+                totals.addmm_(both[node], image[node].abs())  # while it is in the caches
+            x, image = image, x  # what a node had before it is reached is zero in both
+            size, following = totals.amax(1).tolist()
             if not size < 1e12:
                 return None
             found.append((size, product))
+            product = following
             if size < ENOUGH and steps == MOST_STEPS:
                 break
         return found
