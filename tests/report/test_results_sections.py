@@ -11,7 +11,13 @@ from sheafdeq.report.evidence import Evidence
 from sheafdeq.report.explanations import Explanations
 from sheafdeq.report.figures import Source
 from sheafdeq.report.graph_scores import graph_scores_text
-from sheafdeq.report.group_rows import ablation_text, group_rows, reading_text, spread_text
+from sheafdeq.report.group_rows import (
+    ablation_text,
+    group_rows,
+    reading_text,
+    spread_text,
+    trials,
+)
 from sheafdeq.report.seeds_figure import seeds_figure
 from sheafdeq.report.selection import protocol, select, summarise
 from sheafdeq.report.time_to_accuracy import time_text
@@ -62,6 +68,17 @@ def test_a_record_answers_the_group_that_asks_for_its_configuration_and_no_other
     assert [(row.title, row.planned, len(row.records)) for row in rows] == [
         ("without random starts", 3, 1)
     ]
+
+
+def test_runs_of_an_ablation_are_apart_unless_a_table_asks_for_them_too():
+    alone = answering(configs("ablation", "without random starts")[0], test=1.0)
+    shared = answering(configs("cascade-ablation", "the recipe")[0], test=2.0)
+    other = answering(configs("evidence", configs_title())[0], test=3.0)
+    assert trials([alone, shared, other]) == {alone.id}
+
+
+def configs_title():
+    return Sweep.load("evidence").file.parts[-1].title
 
 
 def test_the_ablation_is_told_on_validation_graphs_and_never_on_test():

@@ -111,12 +111,16 @@ def run(options: argparse.Namespace) -> int:
             table = tables.predictions_table(prediction_payloads(folders), full=options.full)
         else:
             from sheafdeq.report.collection import collect
+            from sheafdeq.report.group_rows import trials
             from sheafdeq.report.selection import select, summarise
 
             found = collect(folders, studies=False)
             for problem in found.excluded:
                 print(f"excluded {printable(problem)}", file=sys.stderr)
-            summaries = summarise(found.runs)
+            apart = (
+                trials(found.runs) if options.table in ("community", "distributed") else frozenset()
+            )
+            summaries = summarise(record for record in found.runs if record.id not in apart)
             _check_metric(options.metric, summaries)
             if options.table == "real":
                 table = tables.real_table(found.runs, full=options.full)
@@ -133,7 +137,7 @@ def run(options: argparse.Namespace) -> int:
             else:
                 table = tables.paper_table(
                     options.table, summaries, select, full=options.full, metric=options.metric,
-                    fresh=found.fresh_scores(), excluded=found.excluded,
+                    fresh=found.fresh_scores(), excluded=found.excluded, apart=len(apart),
                 )  # fmt: skip
     if options.columns:
         table = tables.only_columns(table, options.columns)
@@ -225,11 +229,14 @@ def evidence_of(folders: list[Path], explanations: Path) -> Evidence:
     from sheafdeq.report.collection import collect
     from sheafdeq.report.evidence import Evidence
     from sheafdeq.report.explanations import read_explanations
+    from sheafdeq.report.group_rows import trials
     from sheafdeq.report.selection import protocol, select, summarise
 
     found = collect(folders)
     known = read_explanations(explanations, [record.id for record in found.runs])
-    return Evidence(found, summarise(found.runs), select, known, found.fresh_scores(), protocol)
+    apart = trials(found.runs)
+    summaries = summarise(record for record in found.runs if record.id not in apart)
+    return Evidence(found, summaries, select, known, found.fresh_scores(), protocol, len(apart))
 
 
 def _check_metric(metric: str | None, summaries: Sequence[Summary]) -> None:

@@ -41,6 +41,7 @@ class Evidence:
     explanations: Explanations
     fresh: Mapping[str, float]
     protocol: Callable[[Mapping[str, Any]], str]  # configuration -> how the run was trained
+    apart: int = 0  # runs that are in no summary: those of the ablations
 
     def table(self, name: str, *, full: bool = False) -> Table:
         """One of the paper's two tables."""
@@ -51,6 +52,7 @@ class Evidence:
             full=full,
             fresh=self.fresh,
             excluded=self.found.excluded,
+            apart=self.apart,
         )
 
     @property

@@ -16,7 +16,12 @@ from sheafdeq.report.grid import markdown_grid
 from sheafdeq.training.config import TrainingConfig
 from sheafdeq.training.sweep import Sweep, question
 
-__all__ = ["GroupRow", "ablation_text", "group_rows", "reading_text", "spread_text"]
+__all__ = ["GroupRow", "ablation_text", "group_rows", "reading_text", "spread_text", "trials"]
+
+ABLATIONS = ("ablation", "cascade-ablation")
+"""Presets whose runs stand in tables of their own."""
+TABLED = ("evidence", "reliable")
+"""Presets whose runs stand in the paper's tables, whoever else asks for them."""
 
 READING = "reading: "
 """How the groups of the preset ``evidence`` begin that settle the length of the warm-up."""
@@ -51,6 +56,16 @@ def group_rows(preset: str, runs: Sequence[RunRecord]) -> list[GroupRow]:
         GroupRow(*key, len(found), tuple(record for record in found if record is not None))
         for key, found in cells.items()
     ]
+
+
+def trials(runs: Sequence[RunRecord]) -> frozenset[str]:
+    """Ids of the runs that answer an ablation and nothing else."""
+
+    def answering(presets: Sequence[str]) -> set[str]:
+        rows = (row for preset in presets for row in group_rows(preset, runs))
+        return {record.id for row in rows for record in row.records}
+
+    return frozenset(answering(ABLATIONS) - answering(TABLED))
 
 
 def spread_text(values: Sequence[float], form: str = ".1f") -> str:

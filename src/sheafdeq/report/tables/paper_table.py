@@ -46,6 +46,7 @@ def paper_table(
     metric: str | None = None,
     fresh: Mapping[str, float] | None = None,
     excluded: Sequence[str] = (),
+    apart: int = 0,
 ) -> Table:
     """``community`` or ``distributed``: one row for each family (the selected configuration), or
     for every configuration.
@@ -55,7 +56,8 @@ def paper_table(
     rows of their own, named by their recipe. ``metric`` prints another metric of the test split in
     place of the score; the paper's numbers are then left out. ``fresh`` gives, by run id, the score
     on graphs nobody had seen; each column that has such scores gets a second one beside it.
-    ``excluded`` names files that could not be believed, for the notes.
+    ``excluded`` names files that could not be believed, and ``apart`` counts runs that stand in
+    tables of their own, for the notes.
     """
     paper = paper_numbers(name)
     columns = paper["columns"]
@@ -117,10 +119,10 @@ def paper_table(
         tuple(rows),
     )
     shown = [summary for row in ours for summary in row if summary is not None]
-    return replace(
-        table,
-        notes=(*run_notes(shown, full), *_comparison_notes(table, summaries, usable, excluded)),
-    )
+    notes = [*run_notes(shown, full), *_comparison_notes(table, summaries, usable, excluded)]
+    if apart:
+        notes.append(f"{apart} runs of the ablations stand in tables of their own (RESULTS.md).")
+    return replace(table, notes=tuple(notes))
 
 
 def judged(ours: Cell, paper: Cell) -> Cell:
