@@ -229,8 +229,8 @@ def summary(payload: dict[str, Any]) -> str:
     lines = [
         f"{payload['model']['title']}, {payload['task']['title']}, {payload['graph']}, seed "
         f"{payload['seed']}{simulation}",
-        f"  reference: {reference['kind']}, {reference['steps']} iterations, "
-        f"{reference['status']}, residual {residual}, "
+        f"  reference ({reference['kind']} asked for): {reference['status']} after "
+        f"{reference['steps']} iterations, residual {residual}, "
         f"{payload['task']['score']} {reference['score']:.4g}",
         f"  {'condition':<44} {'d_out: median [min, max]':<36} {'score':>7} "
         f"{'staleness':>16}  runs",
