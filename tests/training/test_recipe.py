@@ -78,7 +78,8 @@ def test_a_sweep_may_follow_recipes():
     from sheafdeq.training.sweep import Sweep
 
     configs = Sweep.load("reliable").configs()
-    assert len(configs) == 90
+    assert len(configs) == 95
     first = configs[0]
     assert first == recipe("reliable", {"task": {"level": 1}, "seed": 42})
-    assert configs[1] == recipe("cascade", {"task": {"level": 1}, "seed": 42})
+    assert configs[1] == recipe("cascade-wide", {"task": {"level": 1}, "seed": 42})
+    assert configs[60] == recipe("reliable-long", {"task": {"level": 1}, "seed": 42})
