@@ -78,12 +78,13 @@ def _told(cells: Sequence[tuple[str, Cell]]) -> str:
 
 
 def _cells_of(table: Table, start: str) -> list[tuple[str, Cell]]:
-    """Filled cells of the row whose title begins so; of several, the one with most of them."""
+    """Filled cells of the row whose title begins so, without fresh graphs; of several rows, the one
+    with most of them."""
     rows = [
         [
             (c, cell)
             for c, cell in zip(table.columns, row.cells, strict=True)
-            if cell.spread is not None
+            if cell.spread is not None and not c.endswith(" fresh")
         ]
         for row in table.rows
         if row.source == "ours" and row.title.startswith(start)
