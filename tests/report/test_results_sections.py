@@ -73,12 +73,9 @@ def test_a_record_answers_the_group_that_asks_for_its_configuration_and_no_other
 def test_runs_of_an_ablation_are_apart_unless_a_table_asks_for_them_too():
     alone = answering(configs("ablation", "without random starts")[0], test=1.0)
     shared = answering(configs("cascade-ablation", "the recipe")[0], test=2.0)
-    other = answering(configs("evidence", configs_title())[0], test=3.0)
+    last = Sweep.load("evidence").file.parts[-1].title
+    other = answering(configs("evidence", last)[0], test=3.0)
     assert trials([alone, shared, other]) == {alone.id}
-
-
-def configs_title():
-    return Sweep.load("evidence").file.parts[-1].title
 
 
 def test_the_ablation_is_told_on_validation_graphs_and_never_on_test():

@@ -16,7 +16,7 @@ N mixes the entries of different nodes, so nothing follows about late messages. 
 formed some rows at a time, with blocks for nodes and edges: memory is no limit, but k steps cost
 2 k (stored entries of M) (entries of a state) operations. So M is rounded to float32, which any
 fixed matrix may be (s counts how far it is from the Jacobian), and its powers are formed in float32
-with the rounding bounded: twice as fast as in float64, and the bounds lose less than a hundredth.
+with the rounding bounded, which is faster than in float64.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ __all__ = ["MOST_ENTRIES", "StepsTogether", "steps_together"]
 
 MOST_ENTRIES = 80_000
 """Entries of a state (nodes times width) up to which powers are formed: 1,500 nodes of width 48
-take minutes of one core for every ten steps, and the cost grows with the square."""
+took 25 minutes of one core for fifteen steps (docs/predictions.md), and the cost grows with the
+square."""
 UNIT = 2.0**-24
 """Relative rounding of one operation in float32."""
 UNDERFLOW = 1e-30

@@ -339,10 +339,9 @@ class Trainer:
 
     def _last_scored(self) -> EpochMetrics:
         """What the last scored epoch measured, from the curves."""
-        scored = [i for i in range(self.epoch) if i % self.config.score_every == 0]
-        if not scored:
+        if self.epoch == 0:
             return self.last
-        epoch = scored[-1]
+        epoch = self.epoch - 1 - (self.epoch - 1) % self.config.score_every
         loss, validation = self.curves["loss"][epoch], self.curves["validation"][epoch]
         return replace(
             self.last,
