@@ -148,29 +148,29 @@ def _power_norms(matrix: BlockMatrix) -> tuple[int, float, float] | None:
     order = sums.amax(1).argsort(descending=True)
     together = max(1, ROWS_AT_ONCE // matrix.width)
     transposed = _Transposed.of(matrix)
-    sizes: list[float] = []
-    products: list[float] = []
-    steps = MOST_STEPS
-    for first in range(0, len(order), together):
-        found = transposed.row_sums(order[first : first + together], sums, steps)
-        if found is None:
-            return None
-        if first == 0:
-            if not min(size for size, _ in found) < 1.0:
-                return None  # these rows alone stay above one
-            steps = min(MOST_STEPS, len(found) + 2)
-            found = transposed.row_sums(order[:together], sums, steps) or []
-            sizes, products = [0.0] * len(found), [0.0] * len(found)
-        steps = min(steps, len(found))
-        sizes = [max(pair) for pair in zip(sizes, (size for size, _ in found), strict=False)]
-        products = [max(pair) for pair in zip(products, (p for _, p in found), strict=False)]
-    summed = 1.01 * matrix.own.shape[0] * matrix.width * UNIT  # a row sum, in any order
-    grown = 1.0 + summed
-    return _best(
-        [size * grown for size in sizes],
-        [product * grown for product in products],
-        1.01 * (matrix.terms + 8) * UNIT,
-    )
+    groups = [order[first : first + together] for first in range(0, len(order), together)]
+    found = transposed.row_sums(groups[0], sums, MOST_STEPS, ENOUGH)
+    if found is None or not min(size for size, _ in found) < 1.0:
+        return None  # these rows alone stay above one
+    steps = len(found) + 2
+    grown = 1.0 + 1.01 * matrix.own.shape[0] * matrix.width * UNIT  # a row sum, in any order
+    while True:
+        largest = [(0.0, 0.0)] * steps  # of the row sums of P_i and of |P_(i-1)| |M|
+        for nodes in groups:
+            found = transposed.row_sums(nodes, sums, steps)
+            if found is None:
+                return None
+            largest = [
+                (max(a, c), max(b, d)) for (a, b), (c, d) in zip(largest, found, strict=True)
+            ]
+        best = _best(
+            [size * grown for size, _ in largest],
+            [product * grown for _, product in largest],
+            1.01 * (matrix.terms + 8) * UNIT,
+        )
+        if best is not None or steps >= MOST_STEPS - 1:
+            return best
+        steps = min(2 * steps, MOST_STEPS - 1)  # other rows are slower than those of largest sum
 
 
 def _best(
@@ -216,9 +216,12 @@ class _Transposed:
             where.append(torch.cat([torch.tensor([node]), edges.target[leaving]]))
         return _Transposed((n, c), wide, where)
 
-    def row_sums(self, nodes: Tensor, sums: Tensor, steps: int) -> list[tuple[float, float]] | None:
+    def row_sums(
+        self, nodes: Tensor, sums: Tensor, steps: int, enough: float = 0.0
+    ) -> list[tuple[float, float]] | None:
         """For i = 1, 2, ...: the largest row sums of |M^i| and of |M^(i-1)| |M|, as computed, over
-        the rows of some nodes; until they are small. None where they grow beyond use."""
+        the rows of some nodes; until those of |M^i| are below ``enough``. None where they grow
+        beyond use."""
         n, c = self.shape
         x, image = torch.zeros(2, n, c, len(nodes) * c)
         for place, node in enumerate(nodes.tolist()):
@@ -242,6 +245,6 @@ class _Transposed:
                 return None
             found.append((size, product))
             product = following
-            if size < ENOUGH and steps == MOST_STEPS:
+            if size < enough:
                 break
         return found
