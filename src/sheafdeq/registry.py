@@ -171,7 +171,7 @@ _LARGEST_OPTIONS = {
         (math.inf, ("norm_order",)),
     )
     for name in names
-}
+} | {"harmonics": Limits(0, 32)}
 """Sizes an option may ask for; what a constructor builds in a loop is bounded tightly."""
 
 

@@ -215,3 +215,16 @@ def test_unknown_names_and_options_are_listed():
 def test_bad_options_are_named(name, options, message):
     with pytest.raises(InputError, match=message):
         load_task(name, **options)
+
+
+def test_terrain_split_by_image_does_not_leak() -> None:
+    task = load_task("mnist-terrain-standin", split_by="image")
+    for split in (task.train, task.validation, task.test):
+        share = split.mask.reshape(-1, 10).float().mean(1)
+        assert set(share.tolist()) == {0.0, 1.0}
+    assert task.options["split_by"] == "image"
+    by_node = load_task("mnist-terrain-standin")
+    assert "split_by" not in by_node.options  # the identity of older records
+    assert 0 < by_node.train.mask.reshape(-1, 10).float().mean(1).median() < 1
+    with pytest.raises(InputError, match="split_by"):
+        load_task("mnist-terrain-standin", split_by="chain")

@@ -6,7 +6,7 @@ import torch
 from sheafdeq.certificates import Verdict, certify
 from sheafdeq.data.graph import Graph
 from sheafdeq.errors import InputError
-from sheafdeq.layers.feature_encoder import FeatureEncoder, dropout_mask
+from sheafdeq.layers.feature_encoder import FeatureEncoder, dropout_mask, harmonic_features
 from sheafdeq.models import EIGNN, GAT, GCN, IGNN, MLP, SheafCascade, SheafDEQ, SheafDEQLayer
 from sheafdeq.models.neural_sheaf_diffusion import NeuralSheafDiffusion
 from sheafdeq.predictions import certify_predictions
@@ -151,3 +151,38 @@ def test_wrong_values_are_named() -> None:
         SheafDEQ(3, 2, encoder=(0,))
     with pytest.raises(InputError, match="a layer has no readout"):
         SheafDEQLayer(3, 6, skip=True)
+
+
+def test_harmonics_are_sines_and_cosines_an_octave_apart() -> None:
+    x = torch.rand(5, 2, dtype=torch.float64)
+    harmonics = harmonic_features(x, 3)
+    expected = [x]
+    for wave in (torch.sin, torch.cos):
+        expected += [wave(torch.pi * 2**j * x) for j in range(3)]
+    torch.testing.assert_close(harmonics, torch.cat(expected, dim=1))
+    assert harmonic_features(x, 0) is x
+
+
+@pytest.mark.parametrize("encoder", [(), (6,)])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_encoded_model_reads_harmonics(name: str, encoder: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    graph, model = words(), MODELS[name](harmonics=2, encoder=encoder).eval()
+    assert model.inputs(graph).x.shape[1] == (encoder[-1] if encoder else 100)
+    with torch.no_grad():
+        for parameter in model.parameters():  # first layers, of nodes (100) and differences (101)
+            if parameter.dim() == 2 and parameter.shape[1] in (100, 101):
+                parameter[:, :20] = 0  # the features themselves; what is left has period two
+    moved = graph.with_features(graph.x + 2.0)
+    torch.testing.assert_close(
+        model.run(moved).logits, model.run(graph).logits, rtol=1e-3, atol=1e-4
+    )
+
+
+def test_harmonics_are_outside_the_enclosures() -> None:
+    torch.manual_seed(0)
+    model, graph = SheafCascade(20, 2, 2, 3, levels=2, harmonics=2).eval(), words()
+    assert certify(model, graph).verdict is Verdict.CERTIFIED
+    assert "harmonics" in certify_predictions(model, graph).reason
+    with pytest.raises(InputError, match="harmonics"):
+        SheafCascade(20, 2, 2, 3, harmonics=-1)

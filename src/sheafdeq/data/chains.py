@@ -22,11 +22,12 @@ import torch
 from torch import Tensor
 
 from sheafdeq.data.graph import Graph
+from sheafdeq.data.masks import split_masks, with_changed
 from sheafdeq.data.objective import Regression
 from sheafdeq.data.task import Dimensions, Split, Task
 from sheafdeq.errors import InputError
 
-__all__ = ["counting", "random_masks", "sums"]
+__all__ = ["counting", "sums"]
 
 
 def counting(
@@ -53,7 +54,9 @@ def counting(
         "counting",
         Graph.build(x, edge_index, batch=chain_of_node),
         lengths[chain_of_node],
-        _options({"chains": chains, "features": features, "seed": seed}, shortest=(shortest, 1)),
+        with_changed(
+            {"chains": chains, "features": features, "seed": seed}, shortest=(shortest, 1)
+        ),
         split_by,
         scale,
     )
@@ -85,22 +88,6 @@ def sums(
     )
 
 
-def random_masks(n: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Disjoint masks over ``n`` rows, 60 % train, 20 % validation, the rest test, from one seeded
-    permutation."""
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-        raise InputError(f"seed must be a whole number from 0 to 2^63 - 1, got {seed!r}")
-    permutation = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
-    train_end, validation_end = n * 6 // 10, n * 8 // 10
-    if not 0 < train_end < validation_end < n:
-        raise InputError(f"{n} rows are too few for a 60/20/20 split: five are needed")
-    part = torch.empty(n, dtype=torch.int64)
-    part[permutation[:train_end]] = 0
-    part[permutation[train_end:validation_end]] = 1
-    part[permutation[validation_end:]] = 2
-    return part == 0, part == 1, part == 2
-
-
 def _chains(lengths: Tensor) -> tuple[Tensor, Tensor]:
     """Both directions of every chain's edges, (2, e), and the chain of each node, (n,)."""
     chain_of_node = torch.arange(len(lengths)).repeat_interleave(lengths)
@@ -108,24 +95,6 @@ def _chains(lengths: Tensor) -> tuple[Tensor, Tensor]:
     first = first[chain_of_node[:-1] == chain_of_node[1:]]
     forward = torch.stack([first, first + 1])
     return torch.cat([forward, forward.flip(0)], dim=1), chain_of_node
-
-
-def _options(named: dict[str, Any], **others: tuple[Any, Any]) -> dict[str, Any]:
-    """The options a task reports: ``named``, and of ``others`` (value, default) those that are not
-    their default."""
-    return {**named, **{key: value for key, (value, default) in others.items() if value != default}}
-
-
-def _masks(graph: Graph, seed: int, split_by: str) -> tuple[Tensor, Tensor, Tensor]:
-    if split_by == "node":
-        return random_masks(graph.num_nodes, seed)
-    if split_by == "chain":
-        train, validation, test = random_masks(graph.num_graphs, seed)
-        chain = graph.graph_ids
-        return train[chain], validation[chain], test[chain]
-    raise InputError(
-        f"split_by must be 'node' (the paper's) or 'chain' (no leak), got {split_by!r}"
-    )
 
 
 def _task(
@@ -136,8 +105,8 @@ def _task(
     split_by: str,
     scale: float | None,
 ) -> Task:
-    options = _options(options, split_by=(split_by, "node"), scale=(scale, None))
-    train, validation, test = _masks(graph, options["seed"], split_by)
+    options = with_changed(options, split_by=(split_by, "node"), scale=(scale, None))
+    train, validation, test = split_masks(graph, options["seed"], split_by, whole="chain")
     mean = raw[train].double().mean().item()
     if scale is None:
         scale = mean

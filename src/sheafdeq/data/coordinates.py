@@ -14,8 +14,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from sheafdeq.data.chains import random_masks
 from sheafdeq.data.graph import Graph
+from sheafdeq.data.masks import random_masks
 from sheafdeq.data.objective import EdgeDistance
 from sheafdeq.data.task import Dimensions, Split, Task
 from sheafdeq.errors import InputError

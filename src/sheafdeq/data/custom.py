@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sheafdeq.data.chains import random_masks
 from sheafdeq.data.graph import Graph
+from sheafdeq.data.masks import random_masks
 from sheafdeq.data.objective import Classification, GraphClassification, Objective, Regression
 from sheafdeq.data.own_files import OwnData, Path_, read_archive, read_own, read_tables
 from sheafdeq.data.task import Dimensions, Split, Task

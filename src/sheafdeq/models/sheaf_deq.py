@@ -81,6 +81,8 @@ class SheafDEQ(SheafModel):
         norm_order: p in [1, inf] of that normalisation.
         encoder: widths of a perceptron on the features
             (:class:`~sheafdeq.layers.feature_encoder.FeatureEncoder`); empty: none.
+        harmonics: frequencies of the sines and cosines that stand beside each feature, for
+            coordinates in [0, 1] (:func:`~sheafdeq.layers.feature_encoder.harmonic_features`).
         input_dropout: share of the raw features dropped while training, drawn once a solve.
         dropout: share of the hidden values of the encoder, of the drive and of the state at the
             readout dropped while training, one mask a solve. A masked drive is another drive, so

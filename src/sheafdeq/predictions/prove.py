@@ -170,8 +170,8 @@ def _unread(model: EquilibriumModel, graph: Graph) -> str | None:
     if graph.edges.share is not None:
         return "the graph has an edge_weight, for which there is no enclosure"
     inputs = getattr(model, "inputs", None)
-    if isinstance(inputs, FeatureEncoder) and len(inputs.layers):
-        return "the features pass an encoder, for which there is no enclosure"
+    if isinstance(inputs, FeatureEncoder) and (len(inputs.layers) or inputs.harmonics):
+        return "the features pass an encoder or harmonics, for which there is no enclosure"
     for part in (getattr(model, "readout", None), getattr(model, "output", None)):
         if isinstance(part, MaskedReadout) and not part.plain:
             return "the readout has a norm or a skip, for which there is no enclosure"

@@ -48,6 +48,7 @@ ADDED_LATER: dict[str, Any] = {
     "differences": True,
     "dropout": 0.0,
     "encoder": [],
+    "harmonics": 0,
     "input_dropout": 0.0,
     "readout_norm": False,
     "skip": False,
