@@ -103,13 +103,32 @@ void attention_backward(const Layout& layout, int heads, int width, int value_wi
   const FloatMode mode(FloatMode::with_flushing());
   const AttentionFunctions<T>& functions = *chosen->copies(T()).attention;
   std::vector<double> sums(static_cast<std::size_t>(threads) * heads, 0.0);
-  in_parallel(threads, [&](int t) {
-    for (std::int64_t i = rows * t / threads; i < rows * (t + 1) / threads; i++) {
-      std::fill_n(pass.key_grad + i * pass.key_grad_stride, heads * width, T(0));
-      std::fill_n(pass.value_grad + i * pass.value_grad_stride, value_columns, T(0));
+  auto clear = [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t i = first; i < last; i++) {
+      std::memset(pass.key_grad + i * pass.key_grad_stride, 0, sizeof(T) * heads * width);
+      std::memset(pass.value_grad + i * pass.value_grad_stride, 0, sizeof(T) * value_columns);
     }
-  });
-  over_edges<T>(plan, threads, functions.scratch(pass), own_out ? sums.data() : nullptr, heads,
+  };
+  double* const own_sums = own_out ? sums.data() : nullptr;
+  const Pieces* pieces = m == n ? &layout.pieces(threads) : nullptr;
+  if (pieces && !pieces->share.empty()) {  // one graph after the other: its rows are cleared just before they are added to
+    pass.slot = layout.source.data();
+    in_parallel(threads, [&](int t) {
+      EdgeShare<T> share;
+      share.scratch = aligned_scratch<T>(functions.scratch(pass));
+      if (own_sums) share.parameter_grad = own_sums + t * heads;
+      for (std::int64_t p = pieces->share[t]; p < pieces->share[t + 1]; p++) {
+        share.first = pieces->bounds[p];
+        share.last = pieces->bounds[p + 1];
+        clear(share.first, share.last);
+        functions.backward(pass, share);
+      }
+    });
+    if (own_out) write_sums(sums, threads, heads, own_out);
+    return;
+  }
+  in_parallel(threads, [&](int t) { clear(rows * t / threads, rows * (t + 1) / threads); });
+  over_edges<T>(plan, threads, functions.scratch(pass), own_sums, heads,
                 [&](EdgeShare<T>& share) { functions.backward(pass, share); });
   add_ghosts(plan, m, pass.key_grad, pass.key_grad_stride, heads * width, threads);
   add_ghosts(plan, m, pass.value_grad, pass.value_grad_stride, value_columns, threads);

@@ -334,32 +334,36 @@ template <class T> SHEAFDEQ_INLINE void transpose(Vec<T>* rows) {
   swap_blocks<T, G>(rows);
 }
 
-template <class T, int S> SHEAFDEQ_INLINE void add_blocks(Vec<T>* rows) {
+// Lanes whose number has the bit S from b, the others from a; and the lanes S away from those.
+template <class T, int S, int... L>
+SHEAFDEQ_INLINE Vec<T> own_lanes_of(Vec<T> a, Vec<T> b, std::integer_sequence<int, L...>) {
+  return __builtin_shufflevector(a, b, ((L & S) ? Lanes<T>::W + L : L)...);
+}
+template <class T, int S, int... L>
+SHEAFDEQ_INLINE Vec<T> other_lanes_of(Vec<T> a, Vec<T> b, std::integer_sequence<int, L...>) {
+  return __builtin_shufflevector(a, b, ((L & S) ? Lanes<T>::W + L - S : L + S)...);
+}
+
+// Halve the number of rows again and again: lane l of a pair's row is the sum of lanes l and l ^ S of the one that bit S of l
+// names. One of the two operands of the sum is a blend, which many processors do on more ports than a shuffle.
+template <class T, int S> SHEAFDEQ_INLINE void add_pairs(Vec<T>* rows) {
   constexpr int W = Lanes<T>::W;
+  constexpr auto lanes = std::make_integer_sequence<int, W>{};
   if constexpr (S < W) {
     SHEAFDEQ_UNROLL for (int i = 0; i < W / S / 2; i++) {
       const Vec<T> a = rows[2 * i], b = rows[2 * i + 1];
-      rows[i] = low_blocks<T, S>(a, b) + high_blocks<T, S>(a, b);
+      rows[i] = own_lanes_of<T, S>(a, b, lanes) + other_lanes_of<T, S>(a, b, lanes);
     }
-    add_blocks<T, 2 * S>(rows);
+    add_pairs<T, 2 * S>(rows);
   }
 }
 
 // Lane l of the result is the sum over the lanes of rows[l].
 template <class T> SHEAFDEQ_INLINE Vec<T> sums(const Vec<T>* rows) {
-  constexpr int W = Lanes<T>::W, G = Lanes<T>::G;
-  Vec<T> part[W / G];
-  SHEAFDEQ_UNROLL for (int i = 0; i < W / G; i++) {
-    const Vec<T>* r = rows + i * G;
-    const Vec<T> a = interleave_low<T>(r[0], r[1]) + interleave_high<T>(r[0], r[1]);
-    if constexpr (G == 2) {
-      part[i] = a;
-    } else {
-      const Vec<T> b = interleave_low<T>(r[2], r[3]) + interleave_high<T>(r[2], r[3]);
-      part[i] = low_blocks<T, 2>(a, b) + high_blocks<T, 2>(a, b);
-    }
-  }
-  add_blocks<T, G>(part);
+  constexpr int W = Lanes<T>::W;
+  Vec<T> part[W];
+  SHEAFDEQ_UNROLL for (int i = 0; i < W; i++) part[i] = rows[i];
+  add_pairs<T, 1>(part);
   return part[0];
 }
 
