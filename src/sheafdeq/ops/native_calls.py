@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 LARGEST_NATIVE_STALK = 16
-POOLED_BYTES = 8 << 20
+POOLED_BYTES = 4 << 20
 """Tensors from this size on lie in memory that the extension keeps from one pass to the next. The C
 library maps them anew every time, and the system then takes longer to clear their pages than some
 passes take; smaller ones it keeps and hands out again."""

@@ -90,7 +90,7 @@ template <class T> struct AttentionKernel {
           }
           r[i] = sum;
         }
-        store(out + m * ES + g, sums<T>(r));
+        store(out + m * ES + g, blended_sums<T>(r));
       }
     }
   }

@@ -334,6 +334,35 @@ template <class T> SHEAFDEQ_INLINE void transpose(Vec<T>* rows) {
   swap_blocks<T, G>(rows);
 }
 
+template <class T, int S> SHEAFDEQ_INLINE void add_blocks(Vec<T>* rows) {
+  constexpr int W = Lanes<T>::W;
+  if constexpr (S < W) {
+    SHEAFDEQ_UNROLL for (int i = 0; i < W / S / 2; i++) {
+      const Vec<T> a = rows[2 * i], b = rows[2 * i + 1];
+      rows[i] = low_blocks<T, S>(a, b) + high_blocks<T, S>(a, b);
+    }
+    add_blocks<T, 2 * S>(rows);
+  }
+}
+
+// Lane l of the result is the sum over the lanes of rows[l].
+template <class T> SHEAFDEQ_INLINE Vec<T> sums(const Vec<T>* rows) {
+  constexpr int W = Lanes<T>::W, G = Lanes<T>::G;
+  Vec<T> part[W / G];
+  SHEAFDEQ_UNROLL for (int i = 0; i < W / G; i++) {
+    const Vec<T>* r = rows + i * G;
+    const Vec<T> a = interleave_low<T>(r[0], r[1]) + interleave_high<T>(r[0], r[1]);
+    if constexpr (G == 2) {
+      part[i] = a;
+    } else {
+      const Vec<T> b = interleave_low<T>(r[2], r[3]) + interleave_high<T>(r[2], r[3]);
+      part[i] = low_blocks<T, 2>(a, b) + high_blocks<T, 2>(a, b);
+    }
+  }
+  add_blocks<T, G>(part);
+  return part[0];
+}
+
 // Lanes whose number has the bit S from b, the others from a; and the lanes S away from those.
 template <class T, int S, int... L>
 SHEAFDEQ_INLINE Vec<T> own_lanes_of(Vec<T> a, Vec<T> b, std::integer_sequence<int, L...>) {
@@ -358,8 +387,8 @@ template <class T, int S> SHEAFDEQ_INLINE void add_pairs(Vec<T>* rows) {
   }
 }
 
-// Lane l of the result is the sum over the lanes of rows[l].
-template <class T> SHEAFDEQ_INLINE Vec<T> sums(const Vec<T>* rows) {
+// As `sums`. In the edge kernel of a step, which is short of registers, the other one is faster.
+template <class T> SHEAFDEQ_INLINE Vec<T> blended_sums(const Vec<T>* rows) {
   constexpr int W = Lanes<T>::W;
   Vec<T> part[W];
   SHEAFDEQ_UNROLL for (int i = 0; i < W; i++) part[i] = rows[i];

@@ -41,7 +41,7 @@ class Pool {
 
   void give_back(Memory memory) {
 #if defined(__linux__) && defined(MADV_FREE)
-    (void)madvise(memory.data(), memory.bytes() / page * page, MADV_FREE);
+    if (memory.bytes() >= large) (void)madvise(memory.data(), memory.bytes() / page * page, MADV_FREE);
     const std::lock_guard<std::mutex> guard(lock_);
     lent_bytes_ -= memory.bytes();
     waiting_bytes_ += memory.bytes();
@@ -64,6 +64,7 @@ class Pool {
 
  private:
   static constexpr std::size_t page = 4096;
+  static constexpr std::size_t large = std::size_t(8) << 20;  // smaller blocks are not worth the call
 
   void drop_oldest(std::list<Memory>& dropped) {
     waiting_bytes_ -= waiting_.front().bytes();
