@@ -35,8 +35,8 @@ def measure(folder: Path, jobs: int) -> dict[str, float]:
         [python, "-m", "nanobind", "--cmake_dir"], check=True, capture_output=True, text=True
     ).stdout.strip()
     build = folder / "build"
-    configure = ["cmake", "-S", TREE, "-B", build, "-G", "Ninja", f"-Dnanobind_DIR={nanobind}"]
-    configure.append(f"-DPython_EXECUTABLE={sys.executable}")
+    configure = ["cmake", "-S", str(TREE), "-B", str(build), "-G", "Ninja"]
+    configure += [f"-Dnanobind_DIR={nanobind}", f"-DPython_EXECUTABLE={sys.executable}"]
     subprocess.run(configure, check=True, capture_output=True)
     before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(["cmake", "--build", build, "-j", str(jobs)], check=True, capture_output=True)
