@@ -339,7 +339,7 @@ def test_bitwise_repeatable_for_a_thread_count(q: int, h: int, threads: int) -> 
 
 @needs_native
 def test_nothing_of_the_size_of_the_edges_is_saved() -> None:
-    graph = random_graph(50, 4000, 7)
+    graph = random_graph(100, 4000, 7)
     tensors = step_arguments(graph, 3, 4, 12)
     saved: list[int] = []
 
@@ -349,7 +349,43 @@ def test_nothing_of_the_size_of_the_edges_is_saved() -> None:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         sheaf_step(*tensors, 1.3, 2.0, True, graph.edges, 3, 4)  # type: ignore[arg-type]
-    assert max(saved) <= 50 * 3 * 4
+    assert max(saved) <= 100 * 3 * 4
+
+
+@pytest.mark.parametrize("kernel", ["native", "reference"])
+@pytest.mark.parametrize("norm_order", [2.0, 3.0])
+def test_weights_packed_once_are_the_same_weights(kernel: str, norm_order: float) -> None:
+    if kernel == "native" and not native_available():
+        pytest.skip("the native kernel is not built")
+    graph = random_graph(20, 60, 3)
+    tensors = step_arguments(graph, 3, 4, 12, edge_features=True)
+    options = StepOptions(1.3, norm_order, True, graph.edges, 3, 4)
+    weights = StepWeights.of(tensors[2:12])
+
+    def through(given: Any) -> list[Tensor]:
+        out = ops.sheaf_step(tensors[0], tensors[1], given, tensors[12], options)
+        return [out, *torch.autograd.grad(out.square().sum(), weights.flat)]
+
+    with use_kernel(kernel):
+        apart, packed = through(weights), through(weights.packed())
+    assert all(torch.equal(a, b) for a, b in zip(apart, packed, strict=True))
+    for own, back in zip(weights.flat, weights.packed().apart.flat, strict=True):
+        assert torch.equal(own, back)
+
+
+def test_packed_weights_of_other_sizes_are_refused() -> None:
+    graph = random_graph(20, 60, 3)
+    tensors = step_arguments(graph, 3, 4, 12)
+    packed = StepWeights.of(tensors[2:12]).packed()
+    options = StepOptions(1.3, 2.0, True, graph.edges, 3, 4)
+    for wrong in (
+        packed._replace(values=packed.values[:-1]),
+        packed._replace(h=11),
+        packed._replace(q=5),
+        packed._replace(values=packed.values.float()),
+    ):
+        with pytest.raises(InputError, match="packed weights"):
+            ops.sheaf_step(tensors[0], tensors[1], wrong, None, options)
 
 
 def test_reference_is_twice_differentiable_and_native_is_used_once_only() -> None:

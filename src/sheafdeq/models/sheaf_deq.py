@@ -26,7 +26,7 @@ from sheafdeq.layers.restriction import (
 )
 from sheafdeq.layers.sheaf_model import SheafModel, SheafModelOptions
 from sheafdeq.ops.sheaf_propagate import Layers, Tables, sheaf_propagate
-from sheafdeq.ops.sheaf_step import StepOptions, StepWeights, sheaf_step
+from sheafdeq.ops.sheaf_step import PackedWeights, StepOptions, StepWeights, sheaf_step
 from sheafdeq.recurrence import edge_field, node_field
 
 __all__ = ["SheafContext", "SheafDEQ"]
@@ -42,6 +42,7 @@ class SheafContext:
     edge_hidden: Tensor | None = edge_field(default=None)
     readout_mask: Tensor | None = node_field(default=None)  # (n, c) dropout
     features: Tensor | None = node_field(default=None)  # (n, f) what the readout's skip reads
+    weights: Tensor | None = None  # the step's parameters in one row
 
 
 class SheafOptions(SheafModelOptions, Solving, total=False):
@@ -160,6 +161,7 @@ class SheafDEQ(SheafModel):
             edge_hidden,
             dropout_mask(drive, self.dropout, self.training),
             graph.x if self.skip else None,
+            self._weights().packed().values,
         )
 
     def initial_state(self, context: SheafContext) -> Tensor:
@@ -176,7 +178,12 @@ class SheafDEQ(SheafModel):
             self.stalk_dim,
             self.channels,
         )
-        weights = StepWeights(*self._layers(), self.stalk_mixing, self.channel_mixing)
+        weights: StepWeights | PackedWeights
+        if context.weights is None:
+            weights = self._weights()
+        else:
+            h, inputs = linear_layers(self.source_maps)[0].weight.shape
+            weights = PackedWeights(context.weights, h, inputs, self.stalk_dim, self.channels)
         return sheaf_step(state, context.drive, weights, context.edge_hidden, options)
 
     def local_step(self, own: Tensor, received: Tensor, context: SheafContext) -> Tensor:
@@ -222,6 +229,9 @@ class SheafDEQ(SheafModel):
             self.stalk_dim,
         )
         return SheafOperator(context.edges, *maps)
+
+    def _weights(self) -> StepWeights:
+        return StepWeights(*self._layers(), self.stalk_mixing, self.channel_mixing)
 
     def _layers(self) -> tuple[Layers, Layers]:
         """First and second layers of both generators."""

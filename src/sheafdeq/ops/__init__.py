@@ -10,11 +10,18 @@ from sheafdeq.ops.sheaf_propagate import (
     sheaf_propagate,
     sheaf_propagate_reference,
 )
-from sheafdeq.ops.sheaf_step import StepOptions, StepWeights, sheaf_step, sheaf_step_reference
+from sheafdeq.ops.sheaf_step import (
+    PackedWeights,
+    StepOptions,
+    StepWeights,
+    sheaf_step,
+    sheaf_step_reference,
+)
 from sheafdeq.ops.sparse import aggregate, correlate
 
 __all__ = [
     "Layers",
+    "PackedWeights",
     "StepOptions",
     "StepWeights",
     "Tables",

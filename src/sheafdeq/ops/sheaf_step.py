@@ -8,6 +8,7 @@ PyTorch. The native function can be differentiated once, in every floating argum
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -32,7 +33,13 @@ from sheafdeq.ops.sheaf_propagate import (
 from sheafdeq.plain_tensor import plain_tensor
 from sheafdeq.threads import thread_count
 
-__all__ = ["StepOptions", "StepWeights", "sheaf_step", "sheaf_step_reference"]
+__all__ = [
+    "PackedWeights",
+    "StepOptions",
+    "StepWeights",
+    "sheaf_step",
+    "sheaf_step_reference",
+]
 
 
 class StepWeights(NamedTuple):
@@ -59,6 +66,49 @@ class StepWeights(NamedTuple):
         """The inverse of :attr:`flat`."""
         return StepWeights(Layers(*flat[:4]), Layers(*flat[4:8]), *flat[8:])
 
+    def packed(self) -> PackedWeights:
+        """The same in one row, for a solve of many steps: each step then hands one tensor to the
+        kernel and one gradient back, not ten."""
+        flat = plain(self.flat)
+        h, inputs = flat[0].shape
+        return PackedWeights(
+            torch.cat([tensor.reshape(-1) for tensor in flat]),
+            h,
+            inputs,
+            len(self.stalk_mixing),
+            len(self.channel_mixing),
+        )
+
+
+class PackedWeights(NamedTuple):
+    """:attr:`StepWeights.flat` one after the other, and the sizes that tell them apart."""
+
+    values: Tensor  # (2h (inputs + 1) + 2d^2 (h + 1) + d^2 + q^2,)
+    h: int
+    inputs: int
+    d: int
+    q: int
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Of the ten tensors."""
+        first, second = [(self.h, self.inputs), (self.h,)], [(self.d**2, self.h), (self.d**2,)]
+        return [*first, *first, *second, *second, (self.d, self.d), (self.q, self.q)]
+
+    @property
+    def length(self) -> int:
+        """Numbers that the sizes ask for."""
+        dd = self.d**2
+        return 2 * self.h * (self.inputs + 1) + 2 * dd * (self.h + 1) + dd + self.q**2
+
+    @property
+    def apart(self) -> StepWeights:
+        """Views of the ten tensors."""
+        parts = self.values.split([math.prod(shape) for shape in self.shapes])
+        return StepWeights.of(
+            [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+        )
+
 
 @dataclass(frozen=True)
 class StepOptions:
@@ -77,7 +127,7 @@ class StepOptions:
 def sheaf_step(
     state: Tensor,
     drive: Tensor,
-    weights: StepWeights,
+    weights: StepWeights | PackedWeights,
     edge_hidden: Tensor | None,
     options: StepOptions,
 ) -> Tensor:
@@ -87,20 +137,29 @@ def sheaf_step(
     Args:
         state: (n, c) H, c = d*q, each row d stalk coordinates of q channels.
         drive: (n, c) B.
-        weights: the parameters.
+        weights: the parameters; of a solve, packed once.
         edge_hidden: (e, 2h) product of the edge features with the first layers, or None.
         options: the rest.
     """
     state, drive = plain_tensor(state, "state"), plain_tensor(drive, "drive")
     edge_hidden = None if edge_hidden is None else plain_tensor(edge_hidden, "edge_hidden")
-    _check_step(state, drive, weights, edge_hidden, options)
-    weights = StepWeights.of(plain(weights.flat))
-    if serves(state, options.d, options.edges):
-        if options.norm_order == 2 or not options.pre_norm:
-            result: Tensor = _Step.apply(state, drive, *weights.flat, edge_hidden, options)  # type: ignore[no-untyped-call]
-            return result
-        return _step(sheaf_propagate, state, drive, weights, edge_hidden, options)
-    return sheaf_step_reference(state, drive, weights, edge_hidden, options)
+    whole = options.norm_order == 2 or not options.pre_norm
+    if not (whole and serves(state, options.d, options.edges)):
+        if isinstance(weights, PackedWeights):
+            _check_packed(state, drive, weights, edge_hidden, options)
+            weights = weights.apart
+        _check_step(state, drive, weights, edge_hidden, options)
+        weights = StepWeights.of(plain(weights.flat))
+        native_edges = serves(state, options.d, options.edges)
+        propagate = sheaf_propagate if native_edges else sheaf_propagate_reference
+        return _step(propagate, state, drive, weights, edge_hidden, options)
+    if isinstance(weights, StepWeights):
+        _check_step(state, drive, weights, edge_hidden, options)
+        weights = weights.packed()
+    else:
+        _check_packed(state, drive, weights, edge_hidden, options)
+    result: Tensor = _Step.apply(state, drive, weights.values, edge_hidden, weights[1:3], options)  # type: ignore[no-untyped-call]
+    return result
 
 
 def sheaf_step_reference(
@@ -173,6 +232,33 @@ def _check_step(
     check_layers("second", weights.second, d * d, h, state)
 
 
+def _check_packed(
+    state: Tensor,
+    drive: Tensor,
+    weights: PackedWeights,
+    edge_hidden: Tensor | None,
+    options: StepOptions,
+) -> None:
+    edges, d, q = options.edges, options.d, options.q
+    n, c = edges.num_targets, d * q
+    if edges.num_sources != n:
+        raise InputError(
+            f"a step needs as many sources as targets, got {edges.num_sources} and {n}"
+        )
+    if (weights.d, weights.q) != (d, q) or weights.inputs < 2 * c:
+        raise InputError(
+            f"packed weights of d = {weights.d}, q = {weights.q} and {weights.inputs} inputs do "
+            f"not fit a step of d = {d}, q = {q}, which needs {2 * c} inputs"
+        )
+    for name, tensor, shape in (
+        ("state", state, (n, c)),
+        ("drive", drive, (n, c)),
+        ("packed weights", weights.values, (weights.length,)),
+        ("edge_hidden", edge_hidden, (edges.num_edges, 2 * weights.h)),
+    ):
+        check_tensors(state, (name, tensor, shape))
+
+
 def _edge_table(
     calls: Native, edge_hidden: Tensor | None, h: int, options: StepOptions
 ) -> Tensor | None:
@@ -186,8 +272,15 @@ class _Step(torch.autograd.Function):
     """The whole native step. Saved for backward: the state and the tanh, nothing of size e."""
 
     @staticmethod
-    def forward(ctx: Any, state: Tensor, drive: Tensor, *arguments: Any) -> Tensor:
-        *parameters, edge_hidden, options = arguments  # of StepWeights.flat
+    def forward(
+        ctx: Any,
+        state: Tensor,
+        drive: Tensor,
+        packed: Tensor,
+        edge_hidden: Tensor | None,
+        sizes: tuple[int, int],
+        options: StepOptions,
+    ) -> Tensor:
         calls = native(state.dtype)
         out = calls.empty(*state.shape)
         tanh = calls.empty(*state.shape) if any(ctx.needs_input_grad) else None
@@ -195,56 +288,50 @@ class _Step(torch.autograd.Function):
             step_layout(options.edges),
             options.d,
             options.q,
+            *sizes,
             options.pre_norm,
             options.shift,
             state.detach().contiguous(),
             drive.detach().contiguous(),
-            *(parameter.detach().contiguous() for parameter in parameters),
-            _edge_table(calls, edge_hidden, len(parameters[1]), options),
+            packed.detach().contiguous(),
+            _edge_table(calls, edge_hidden, sizes[0], options),
             out,
             tanh,
             thread_count(),
         )
-        ctx.save_for_backward(state, tanh, *parameters, edge_hidden)
-        ctx.options = options
+        ctx.save_for_backward(state, tanh, packed, edge_hidden)
+        ctx.options, ctx.sizes = options, sizes
         return out
 
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        state, tanh, *parameters, edge_hidden = ctx.saved_tensors
+        state, tanh, packed, edge_hidden = ctx.saved_tensors
         grad = plain_tensor(grad, "the gradient")
-        options = ctx.options
-        calls = native(state.dtype)
-        h = len(parameters[1])
+        options, sizes = ctx.options, ctx.sizes
+        calls, h = native(state.dtype), sizes[0]
         state_grad = calls.empty(*state.shape)
         edge_hidden_grad = None
-        if edge_hidden is not None and ctx.needs_input_grad[12]:
+        if edge_hidden is not None and ctx.needs_input_grad[3]:
             width = calls.step_padding(options.d, options.q, h)
             edge_hidden_grad = calls.empty(len(edge_hidden), 2 * width)
-        sizes = [parameter.numel() for parameter in parameters]
-        parameter_grad = calls.empty(sum(sizes)) if any(ctx.needs_input_grad[2:12]) else None
+        packed_grad = calls.empty(len(packed)) if ctx.needs_input_grad[2] else None
         calls.step_backward(
             step_layout(options.edges),
             options.d,
             options.q,
+            *sizes,
             options.pre_norm,
             state.detach().contiguous(),
             tanh,
-            *(parameter.detach().contiguous() for parameter in parameters),
+            packed.detach().contiguous(),
             _edge_table(calls, edge_hidden, h, options),
             calls.contiguous(grad),
             state_grad,
             edge_hidden_grad,
-            parameter_grad,
+            packed_grad,
             thread_count(),
         )
-        gradients: list[Tensor | None] = [None] * len(parameters)
-        if parameter_grad is not None:
-            parts = parameter_grad.split(sizes)
-            gradients = [
-                part.view_as(parameter) for part, parameter in zip(parts, parameters, strict=True)
-            ]
         if edge_hidden_grad is not None:
             edge_hidden_grad = cut(edge_hidden_grad, 2, h)
-        return (state_grad, grad, *gradients, edge_hidden_grad, None)
+        return state_grad, grad, packed_grad, edge_hidden_grad, None, None

@@ -398,37 +398,36 @@ template <class T> struct StepParameters {
   NodePass<T> nodes;
   EdgePass<T> edges;
 
-  StepParameters(const StepFunctions<T>& functions, const Layout& layout, int d_, int q_, bool pre_norm, const Matrix<const T>& first_source_weight,
-                 const Row<const T>& first_source_bias, const Matrix<const T>& first_target_weight,
-                 const Row<const T>& first_target_bias, const Matrix<const T>& second_source_weight,
-                 const Row<const T>& second_source_bias, const Matrix<const T>& second_target_weight,
-                 const Row<const T>& second_target_bias, const Matrix<const T>& stalk_mixing,
-                 const Matrix<const T>& channel_mixing)
-      : d(d_), q(q_) {
+  // `parameters`: the ten one after the other, as ops/sheaf_step.py packs them.
+  StepParameters(const StepFunctions<T>& functions, const Layout& layout, int d_, int q_, int h_, int inputs_, bool pre_norm,
+                 const Row<const T>& parameters)
+      : d(d_), q(q_), h(h_), inputs(inputs_) {
     auto padded = [&](int width) { return functions.padded(width); };
     if (q < 1) refuse("channels", "must be positive");
-    h = static_cast<int>(first_source_weight.shape(0));
-    inputs = static_cast<int>(first_source_weight.shape(1));
-    if (h < 1 || inputs < 2 * d * q) refuse("first_source_weight", "has the wrong shape");
+    if (h < 1 || inputs < 2 * d * q) refuse("the first layers", "have the wrong shape");
     hidden = padded(h);
     channels = padded(q);
     const int c = d * q, h4 = 4 * hidden, dd = d * d;
     wide = padded(c);
     hidden_row = functions.narrow ? narrow_row : 2 * hidden;
     value_row = functions.narrow ? narrow_row : d * channels;
-    std::int64_t stride[6];
-    const T* first[2] = {checked(first_source_weight, h, inputs, stride[0], "first_source_weight"),
-                         checked(first_target_weight, h, inputs, stride[1], "first_target_weight")};
-    const T* second[2] = {checked(second_source_weight, dd, h, stride[2], "second_source_weight"),
-                          checked(second_target_weight, dd, h, stride[3], "second_target_weight")};
-    const T* stalk = checked(stalk_mixing, d, d, stride[4], "stalk_mixing");
-    const T* channel = checked(channel_mixing, q, q, stride[5], "channel_mixing");
-    const Row<const T>* first_bias[2] = {&first_source_bias, &first_target_bias};
-    const Row<const T>* second_bias[2] = {&second_source_bias, &second_target_bias};
+    if (static_cast<std::int64_t>(parameters.shape(0)) != count()) refuse("parameters", "have the wrong number");
+    const T* next = parameters.data();
+    auto take = [&](std::int64_t size) {
+      const T* const taken = next;
+      next += size;
+      return taken;
+    };
+    const T *first[2], *first_bias[2], *second[2], *second_bias[2];
     for (int map = 0; map < 2; map++) {
-      if (static_cast<int>(first_bias[map]->shape(0)) != h) refuse("first-layer bias", "has the wrong shape");
-      if (static_cast<int>(second_bias[map]->shape(0)) != dd) refuse("second-layer bias", "has the wrong shape");
+      first[map] = take(static_cast<std::int64_t>(h) * inputs);
+      first_bias[map] = take(h);
     }
+    for (int map = 0; map < 2; map++) {
+      second[map] = take(static_cast<std::int64_t>(dd) * h);
+      second_bias[map] = take(dd);
+    }
+    const T *stalk = take(dd), *channel = take(static_cast<std::int64_t>(q) * q);
     const std::int64_t sizes[] = {static_cast<std::int64_t>(c) * h4, static_cast<std::int64_t>(h4) * wide, 2 * hidden, dd,
                                   static_cast<std::int64_t>(q) * channels, static_cast<std::int64_t>(q) * channels,
                                   2LL * dd * hidden};
@@ -442,21 +441,21 @@ template <class T> struct StepParameters {
     for (int side = 0; side < 2; side++)  // 0: what multiplies the source state, 1: the target state
       for (int map = 0; map < 2; map++)
         for (int i = 0; i < h; i++) {
-          const T* row = first[map] + i * stride[map] + side * c;
+          const T* row = first[map] + static_cast<std::int64_t>(i) * inputs + side * c;
           const int at = (2 * side + map) * hidden + i;
           for (int k = 0; k < c; k++) rows[static_cast<std::int64_t>(at) * wide + k] = row[k];
           for (int k = 0; k < c; k++) columns[static_cast<std::int64_t>(k) * h4 + at] = row[k];
         }
     for (int map = 0; map < 2; map++) {
-      std::copy_n(first_bias[map]->data(), h, bias + map * hidden);
+      std::copy_n(first_bias[map], h, bias + map * hidden);
       for (int i = 0; i < dd; i++)
-        std::copy_n(second[map] + i * stride[2 + map], h, maps + (static_cast<std::int64_t>(map) * dd + i) * hidden);
+        std::copy_n(second[map] + static_cast<std::int64_t>(i) * h, h, maps + (static_cast<std::int64_t>(map) * dd + i) * hidden);
     }
-    for (int i = 0; i < d; i++) std::copy_n(stalk + i * stride[4], d, mixing + i * d);
+    std::copy_n(stalk, dd, mixing);
     for (int i = 0; i < q; i++)
       for (int j = 0; j < q; j++) {
-        mix[i * channels + j] = channel[i * stride[5] + j];
-        mix_columns[j * channels + i] = channel[i * stride[5] + j];
+        mix[i * channels + j] = channel[i * q + j];
+        mix_columns[j * channels + i] = channel[i * q + j];
       }
     if (!layout.node_order.empty()) {
       nodes.node_order = edges.node_order = layout.node_order.data();
@@ -486,11 +485,15 @@ template <class T> struct StepParameters {
     edges.inverse_degree = nodes.inverse_degree = layout.inverse_degrees(T());
     for (int map = 0; map < 2; map++) {
       edges.weight_of_map[map] = maps + static_cast<std::int64_t>(map) * dd * hidden;
-      edges.bias_of_map[map] = second_bias[map]->data();
+      edges.bias_of_map[map] = second_bias[map];
     }
   }
 
   int source_width() const { return hidden_row + value_row; }
+  std::int64_t count() const {
+    const std::int64_t dd = static_cast<std::int64_t>(d) * d;
+    return 2LL * h * (inputs + 1) + 2 * dd * (h + 1) + dd + static_cast<std::int64_t>(q) * q;
+  }
 };
 
 // Tables [A | Y] and B of some nodes.
@@ -542,18 +545,13 @@ template <class T> T* contiguous(const Matrix<T>& matrix, std::int64_t rows, std
 }
 
 template <class T>
-void step_forward(const Layout& layout, int d, int q, bool pre_norm, T shift, Matrix<const T> state, Matrix<const T> drive,
-                  Matrix<const T> first_source_weight, Row<const T> first_source_bias, Matrix<const T> first_target_weight,
-                  Row<const T> first_target_bias, Matrix<const T> second_source_weight, Row<const T> second_source_bias,
-                  Matrix<const T> second_target_weight, Row<const T> second_target_bias, Matrix<const T> stalk_mixing,
-                  Matrix<const T> channel_mixing, std::optional<Matrix<const T>> edge_hidden, Matrix<T> out,
+void step_forward(const Layout& layout, int d, int q, int h, int inputs, bool pre_norm, T shift, Matrix<const T> state,
+                  Matrix<const T> drive, Row<const T> packed, std::optional<Matrix<const T>> edge_hidden, Matrix<T> out,
                   std::optional<Matrix<T>> tanh, int requested_threads) {
-  const StepFunctions<T> functions = step_functions<T>(d, q, static_cast<int>(first_source_weight.shape(0)), edge_hidden.has_value());
+  const StepFunctions<T> functions = step_functions<T>(d, q, h, edge_hidden.has_value());
   const std::int64_t n = layout.targets();
   if (layout.sources != n) refuse("layout", "must have as many sources as targets");
-  StepParameters<T> parameters(functions, layout, d, q, pre_norm, first_source_weight, first_source_bias, first_target_weight,
-                               first_target_bias, second_source_weight, second_source_bias, second_target_weight,
-                               second_target_bias, stalk_mixing, channel_mixing);
+  StepParameters<T> parameters(functions, layout, d, q, h, inputs, pre_norm, packed);
   parameters.nodes.state = contiguous(state, n, d * q, "state");
   EdgePass<T>& pass = parameters.edges;
   pass.drive = contiguous(drive, n, d * q, "drive");
@@ -602,21 +600,16 @@ void step_forward(const Layout& layout, int d, int q, bool pre_norm, T shift, Ma
 
 // `parameter_grad`, when given, receives the gradients of the ten parameters one after the other, without padding.
 template <class T>
-void step_backward(const Layout& layout, int d, int q, bool pre_norm, Matrix<const T> state, Matrix<const T> tanh,
-                   Matrix<const T> first_source_weight, Row<const T> first_source_bias, Matrix<const T> first_target_weight,
-                   Row<const T> first_target_bias, Matrix<const T> second_source_weight, Row<const T> second_source_bias,
-                   Matrix<const T> second_target_weight, Row<const T> second_target_bias, Matrix<const T> stalk_mixing,
-                   Matrix<const T> channel_mixing, std::optional<Matrix<const T>> edge_hidden, Matrix<const T> grad,
+void step_backward(const Layout& layout, int d, int q, int h, int inputs, bool pre_norm, Matrix<const T> state,
+                   Matrix<const T> tanh, Row<const T> packed, std::optional<Matrix<const T>> edge_hidden, Matrix<const T> grad,
                    Matrix<T> state_grad, std::optional<Matrix<T>> edge_hidden_grad, std::optional<Row<T>> parameter_grad,
                    int requested_threads) {
-  const StepFunctions<T> functions = step_functions<T>(d, q, static_cast<int>(first_source_weight.shape(0)), edge_hidden.has_value());
+  const StepFunctions<T> functions = step_functions<T>(d, q, h, edge_hidden.has_value());
   const std::int64_t n = layout.targets();
   if (layout.sources != n) refuse("layout", "must have as many sources as targets");
-  StepParameters<T> parameters(functions, layout, d, q, pre_norm, first_source_weight, first_source_bias, first_target_weight,
-                               first_target_bias, second_source_weight, second_source_bias, second_target_weight,
-                               second_target_bias, stalk_mixing, channel_mixing);
+  StepParameters<T> parameters(functions, layout, d, q, h, inputs, pre_norm, packed);
   const int hidden = parameters.hidden, channels = parameters.channels, width = parameters.source_width(), c = d * q;
-  const int h = parameters.h, inputs = parameters.inputs, wide = parameters.wide, dd = d * d;
+  const int wide = parameters.wide, dd = d * d;
   parameters.nodes.state = contiguous(state, n, c, "state");
   EdgePass<T>& pass = parameters.edges;
   pass.tanh = const_cast<T*>(contiguous(tanh, n, c, "tanh"));  // read only in this direction
@@ -627,8 +620,7 @@ void step_backward(const Layout& layout, int d, int q, bool pre_norm, Matrix<con
   if (edge_hidden_grad)
     pass.edge_hidden_grad =
         checked(*edge_hidden_grad, layout.edges(), 2 * hidden, pass.edge_hidden_grad_stride, "edge_hidden_grad");
-  const std::int64_t parameter_count = 2LL * h * (inputs + 1) + 2LL * dd * (h + 1) + dd + static_cast<std::int64_t>(q) * q;
-  if (parameter_grad && static_cast<std::int64_t>(parameter_grad->shape(0)) != parameter_count)
+  if (parameter_grad && static_cast<std::int64_t>(parameter_grad->shape(0)) != parameters.count())
     refuse("parameter_grad", "has the wrong shape");
   T* const parameter_out = parameter_grad ? parameter_grad->data() : nullptr;
 
