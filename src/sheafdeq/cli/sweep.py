@@ -298,5 +298,9 @@ def _print_status(status: dict[str, Any], as_json: bool, missing: bool = False) 
             print(
                 f"  {run['state']:<8} {run['run']}" + (f" ({run['group']})" if run["group"] else "")
             )
+    runs_of: dict[str, list[str]] = {}  # what is wrong with many runs is said once
     for failure in status["failures"]:
-        print(f"  failed: {failure['run']}: {failure['error']}")
+        runs_of.setdefault(failure["error"], []).append(failure["run"])
+    for error, runs in runs_of.items():
+        others = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
+        print(f"  failed: {runs[0]}{others}: {error}")
