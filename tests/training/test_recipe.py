@@ -78,7 +78,7 @@ def test_a_sweep_may_follow_recipes():
     from sheafdeq.training.sweep import Sweep
 
     configs = Sweep.load("reliable").configs()
-    assert len(configs) == 120
+    assert len(configs) == 95
     first = configs[0]
     assert first == recipe("reliable", {"task": {"level": 1}, "seed": 42})
     assert configs[1] == recipe("cascade-wide", {"task": {"level": 1}, "seed": 42})

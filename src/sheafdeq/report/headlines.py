@@ -64,9 +64,7 @@ def _sheafdeq_line(table: Table) -> str:
     return (
         f"**SheafDEQ.** Under the paper's protocol: {_told(paper)}. By the recipe `reliable`, with "
         f"differences on its edges: {_told(_cells_of(table, 'SheafDEQ Δ [recipe reliable]'))}; "
-        f"with twice the epochs: {_told(_cells_of(table, 'SheafDEQ Δ [recipe reliable-long]'))}. "
-        "Without differences, by the recipe `reliable-plain`: "
-        f"{_told(_cells_of(table, 'SheafDEQ [recipe reliable-plain]'))}."
+        f"with twice the epochs: {_told(_cells_of(table, 'SheafDEQ Δ [recipe reliable-long]'))}."
     )
 
 

@@ -16,7 +16,6 @@ ROWS = (
     ("sheafdeq", "paper", "SheafDEQ, the paper's protocol", 0),
     ("sheafdeq", "recipe reliable", "SheafDEQ, recipe reliable Δ", 1),
     ("sheafdeq", "recipe reliable-long", "SheafDEQ, recipe reliable-long Δ", 2),
-    ("sheafdeq", "recipe reliable-plain", "SheafDEQ, recipe reliable-plain", 3),
     ("sheaf-cascade", "recipe cascade-wide", "Sheaf Cascade, recipe cascade-wide Δ", 0),
 )
 """Model, how it was trained, legend text, which of the model's looks."""
