@@ -160,18 +160,19 @@ def _set_solver(model: EquilibriumModel, name: str | None, tolerance: float | No
 
 
 _LARGEST_OPTIONS = {
-    name: Limits(1, high)
-    for high, names in (
-        (1000, ("layers", "levels")),
-        (1024, ("stalk_dim", "heads")),
-        (10**4, ("steps", "level_steps", "training_steps")),
-        (4096, ("hidden", "edge_hidden", "state_width", "message_width", "channels", "width")),
-        (4096, ("encoder",)),
-        (10**6, ("max_nodes",)),
-        (math.inf, ("norm_order",)),
+    name: Limits(low, high)
+    for low, high, names in (
+        (1, 1000, ("layers", "levels")),
+        (1, 1024, ("stalk_dim", "heads")),
+        (1, 10**4, ("steps", "level_steps", "training_steps")),
+        (1, 4096, ("hidden", "edge_hidden", "state_width", "message_width", "channels", "width")),
+        (1, 4096, ("encoder",)),
+        (1, 10**6, ("max_nodes",)),
+        (1, math.inf, ("norm_order",)),
+        (0, 32, ("harmonics",)),
     )
     for name in names
-} | {"harmonics": Limits(0, 32)}
+}
 """Sizes an option may ask for; what a constructor builds in a loop is bounded tightly."""
 
 

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from sheafdeq.data.graph import Graph
-from sheafdeq.data.masks import split_masks, with_changed
+from sheafdeq.data.masks import split_masks
 from sheafdeq.data.objective import Regression
-from sheafdeq.data.task import Dimensions, Split, Task
+from sheafdeq.data.task import Dimensions, Split, Task, with_changed
 from sheafdeq.errors import InputError
 
 __all__ = ["counting", "sums"]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from sheafdeq.data.graph import Graph
 from sheafdeq.errors import InputError
 
-__all__ = ["random_masks", "split_masks", "with_changed"]
+__all__ = ["random_masks", "split_masks"]
 
 
 def random_masks(n: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -43,9 +41,3 @@ def split_masks(
     raise InputError(
         f"split_by must be 'node' (the paper's) or {whole!r} (no leak), got {split_by!r}"
     )
-
-
-def with_changed(named: dict[str, Any], **others: tuple[Any, Any]) -> dict[str, Any]:
-    """The options a task reports: ``named``, and of ``others`` (value, default) those that are not
-    their default."""
-    return {**named, **{key: value for key, (value, default) in others.items() if value != default}}

@@ -17,7 +17,7 @@ from sheafdeq.data.graph import Graph
 from sheafdeq.data.objective import Classification, GraphClassification, Objective, Regression
 from sheafdeq.errors import InputError
 
-__all__ = ["Dimensions", "Split", "Task"]
+__all__ = ["Dimensions", "Split", "Task", "with_changed"]
 
 
 @dataclass(frozen=True)
@@ -291,3 +291,9 @@ def _hash_tensor(hasher: Any, name: str, tensor: Tensor | None) -> None:
     array = array.astype(array.dtype.newbyteorder("<"), copy=False)
     hasher.update(f"\n{name} {array.dtype.str} {array.shape}".encode())
     hasher.update(array.tobytes())
+
+
+def with_changed(named: dict[str, Any], **others: tuple[Any, Any]) -> dict[str, Any]:
+    """The options a task reports: ``named``, and of ``others`` (value, default) those that are not
+    their default."""
+    return {**named, **{key: value for key, (value, default) in others.items() if value != default}}

@@ -27,9 +27,9 @@ import torch
 from sheafdeq.data.coordinates import batched_neighbours
 from sheafdeq.data.files import read_files
 from sheafdeq.data.graph import Graph
-from sheafdeq.data.masks import split_masks, with_changed
+from sheafdeq.data.masks import split_masks
 from sheafdeq.data.objective import Classification
-from sheafdeq.data.task import Dimensions, Split, Task
+from sheafdeq.data.task import Dimensions, Split, Task, with_changed
 from sheafdeq.errors import DataError, InputError
 
 __all__ = ["mnist_terrain", "mnist_terrain_standin", "read_idx"]

@@ -143,23 +143,18 @@ def sheaf_step(
     """
     state, drive = plain_tensor(state, "state"), plain_tensor(drive, "drive")
     edge_hidden = None if edge_hidden is None else plain_tensor(edge_hidden, "edge_hidden")
-    whole = options.norm_order == 2 or not options.pre_norm
-    if not (whole and serves(state, options.d, options.edges)):
-        if isinstance(weights, PackedWeights):
-            _check_packed(state, drive, weights, edge_hidden, options)
-            weights = weights.apart
-        _check_step(state, drive, weights, edge_hidden, options)
-        weights = StepWeights.of(plain(weights.flat))
-        native_edges = serves(state, options.d, options.edges)
-        propagate = sheaf_propagate if native_edges else sheaf_propagate_reference
-        return _step(propagate, state, drive, weights, edge_hidden, options)
     if isinstance(weights, StepWeights):
-        _check_step(state, drive, weights, edge_hidden, options)
+        _check_weights(weights, state, options)
         weights = weights.packed()
-    else:
-        _check_packed(state, drive, weights, edge_hidden, options)
-    result: Tensor = _Step.apply(state, drive, weights.values, edge_hidden, weights[1:3], options)  # type: ignore[no-untyped-call]
-    return result
+    _check_step(state, drive, weights, edge_hidden, options)
+    native_edges = serves(state, options.d, options.edges)
+    if native_edges and (options.norm_order == 2 or not options.pre_norm):
+        result: Tensor = _Step.apply(  # type: ignore[no-untyped-call]
+            state, drive, weights.values, edge_hidden, weights[1:3], options
+        )
+        return result
+    propagate = sheaf_propagate if native_edges else sheaf_propagate_reference
+    return _step(propagate, state, drive, weights.apart, edge_hidden, options)
 
 
 def sheaf_step_reference(
@@ -204,35 +199,23 @@ def _step(
     )
 
 
-def _check_step(
-    state: Tensor,
-    drive: Tensor,
-    weights: StepWeights,
-    edge_hidden: Tensor | None,
-    options: StepOptions,
-) -> None:
-    edges, d, q = options.edges, options.d, options.q
-    n, c = edges.num_targets, d * q
+def _check_weights(weights: StepWeights, state: Tensor, options: StepOptions) -> None:
+    d, q = options.d, options.q
     h, inputs = weights.first.source_weight.shape
-    if edges.num_sources != n:
+    if inputs < 2 * d * q:
         raise InputError(
-            f"a step needs as many sources as targets, got {edges.num_sources} and {n}"
+            f"first source_weight must have at least {2 * d * q} columns, got {inputs}"
         )
-    if inputs < 2 * c:
-        raise InputError(f"first source_weight must have at least {2 * c} columns, got {inputs}")
-    for name, tensor, shape in (
-        ("state", state, (n, c)),
-        ("drive", drive, (n, c)),
+    check_tensors(
+        state,
         ("stalk_mixing", weights.stalk_mixing, (d, d)),
         ("channel_mixing", weights.channel_mixing, (q, q)),
-        ("edge_hidden", edge_hidden, (edges.num_edges, 2 * h)),
-    ):
-        check_tensors(state, (name, tensor, shape))
+    )
     check_layers("first", weights.first, h, inputs, state)
     check_layers("second", weights.second, d * d, h, state)
 
 
-def _check_packed(
+def _check_step(
     state: Tensor,
     drive: Tensor,
     weights: PackedWeights,
@@ -250,13 +233,13 @@ def _check_packed(
             f"packed weights of d = {weights.d}, q = {weights.q} and {weights.inputs} inputs do "
             f"not fit a step of d = {d}, q = {q}, which needs {2 * c} inputs"
         )
-    for name, tensor, shape in (
+    check_tensors(
+        state,
         ("state", state, (n, c)),
         ("drive", drive, (n, c)),
         ("packed weights", weights.values, (weights.length,)),
         ("edge_hidden", edge_hidden, (edges.num_edges, 2 * weights.h)),
-    ):
-        check_tensors(state, (name, tensor, shape))
+    )
 
 
 def _edge_table(

@@ -1,7 +1,7 @@
 // Memory of large tensors that a step returns or saves, kept from one pass to the next.
 //
 // The C library maps every large allocation anew and gives it back when it is freed: the system then clears each page again, which
-// on 10^7 edges took a third of a step. Blocks that are given back wait here instead. They are marked as free to take
+// on 10^7 edges took a third of a step. Blocks that are given back wait here instead. Large ones are marked as free to take
 // (MADV_FREE): a system short of memory takes their pages without asking, and as long as it does not, the next pass finds
 // them mapped.
 #pragma once
