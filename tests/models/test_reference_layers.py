@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import layer_norm
 from torch_geometric.nn import APPNP as PygAPPNP
 from torch_geometric.nn import GATConv, GCNConv, TransformerConv
 
@@ -111,6 +112,23 @@ def test_gcn_layer() -> None:
     ours.biases[0].normal_()
     theirs.bias.copy_(ours.biases[0])
     assert torch.allclose(ours.run(graph).logits, theirs(graph.x, graph.edge_index))
+
+
+@torch.no_grad()
+def test_residual_gcn() -> None:
+    graph, model = random_graph(), GCN(5, 4, 6, layers=3, residual=True).double().eval()
+    state = model.enter(graph.x).relu()
+    for k in range(3):
+        layer = GCNConv(6, 6).double()
+        layer.lin.weight.copy_(model.mixings[k].weight)
+        model.biases[k].normal_()
+        layer.bias.copy_(model.biases[k])
+        state = state + layer(layer_norm(state, (6,)), graph.edge_index).relu()
+    expected = model.leave(layer_norm(state, (6,)))
+    assert torch.allclose(model.run(graph).logits, expected)
+    model.norms[0].weight.fill_(7)
+    model.reset_parameters()
+    assert bool((model.norms[0].weight == 1).all())
 
 
 @torch.no_grad()
