@@ -6,6 +6,7 @@
 #include <random>
 
 #include "attention.hpp"
+#include "dense.hpp"
 #include "blocks.hpp"
 #include "layout.hpp"
 #include "narrow.hpp"
@@ -221,6 +222,27 @@ template <class T> double attention_once(int heads, int w, int u, std::int64_t n
   for (std::int64_t i = 0; i < n * heads * value_width; i++) total += static_cast<double>(out[i]);
   return total;
 }
+
+// A dense layer and the gradient of its weights, rows beside each other or apart.
+template <class T> double dense_once(std::int64_t rows, int depth, int vectors, bool more) {
+  constexpr int W = Lanes<T>::W;
+  const int width = vectors * W, apart = more ? 3 : 0;
+  sheafdeq::DensePass<T> pass;
+  pass.depth = depth, pass.width = width;
+  pass.x_stride = depth + apart, pass.out_stride = pass.grad_stride = width + apart;
+  Buffer<T> x(rows * pass.x_stride), columns(depth * width), bias(width), out(rows * pass.out_stride), grad(rows * pass.grad_stride);
+  pass.x = x, pass.columns = columns, pass.out = out, pass.grad = grad;
+  if (more) pass.bias = bias;
+  DenseKernel<T>::forward(pass, 0, rows);
+  double total = 0;
+  for (std::int64_t r = 0; r < rows; r++) total += static_cast<double>(out[r * pass.out_stride]);
+  if (depth % W) return total;
+  Buffer<T> scratch(width * (depth + 1));
+  std::vector<double> sums(width * (depth + 1));
+  DenseKernel<T>::gradient(pass, 0, rows, scratch, sums.data());
+  for (const double sum : sums) total += sum;
+  return total;
+}
 #endif
 
 template <class T> double all() {
@@ -238,6 +260,8 @@ template <class T> double all() {
         total += blocks_once<T, 0>(7, 2, 9, 6, e, more, threads);
         total += attention_once<T>(3, 1, 5, 53, e, more, threads);
         total += attention_once<T>(1, 9, 2, 6, e, more, threads);
+        total += dense_once<T>(e, 48, 1 + static_cast<int>(e % 7), more);
+        total += dense_once<T>(e, 5, 4, more);
 #endif
       }
   return total;

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from sheafdeq.layers.dense import Dense
 from sheafdeq.layers.gathering import GatheringModel
 from sheafdeq.layers.sizes import HeadModel
 
@@ -19,7 +20,7 @@ class AttentionModel(HeadModel, GatheringModel):
         super().__init__(*sizes, **rest)
         c = self.width
         self.drive = nn.Linear(self.in_channels, c)
-        self.query = nn.Linear(c, c, bias=False)
-        self.key = nn.Linear(c, c, bias=False)
-        self.value = nn.Linear(c, c, bias=False)
-        self.mixing = nn.Linear(c, c, bias=False)
+        self.query = Dense(c, c, bias=False)
+        self.key = Dense(c, c, bias=False)
+        self.value = Dense(c, c, bias=False)
+        self.mixing = Dense(c, c, bias=False)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from sheafdeq.layers.dense import Dense
+
 __all__ = ["CascadeLevel", "Sheaf"]
 
 
@@ -38,10 +40,10 @@ class CascadeLevel(nn.Module):
         super().__init__()
         self.stalk_dim, self.channels, self.hidden = stalk_dim, channels, hidden
         self.norm = nn.LayerNorm(width)
-        self.source = nn.Linear(width, hidden, bias=False)
-        self.target = nn.Linear(width, hidden, bias=False)
+        self.source = Dense(width, hidden, bias=False)
+        self.target = Dense(width, hidden, bias=False)
         self.maps = nn.Linear(hidden, 2 * stalk_dim**2)
-        self.own = nn.Linear(width, width)
+        self.own = Dense(width, width)
         self.message_stalk = nn.Parameter(torch.empty(stalk_dim, stalk_dim))  # W_3
         self.message_channel = nn.Parameter(torch.empty(channels, channels))  # W_4
         self.stalk_mixing = nn.Parameter(torch.empty(stalk_dim, stalk_dim))  # W_1

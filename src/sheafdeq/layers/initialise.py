@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from sheafdeq.layers.dense import Dense
+
 __all__ = ["linear", "xavier"]
 
 
@@ -26,7 +28,7 @@ def xavier(parameters: Iterable[nn.Parameter]) -> None:
 class _LazyLinear(nn.LazyLinear):
     """A linear map that starts as the others do, once it has seen its input."""
 
-    cls_to_become = nn.Linear
+    cls_to_become = Dense
 
     def reset_parameters(self) -> None:
         if self.in_features:  # zero until the input is seen
@@ -37,4 +39,4 @@ def linear(in_channels: int, out_channels: int, bias: bool = True) -> nn.Linear:
     """A linear map; with ``in_channels`` -1 its input width is that of the first input."""
     if in_channels == -1:
         return _LazyLinear(out_channels, bias=bias)
-    return nn.Linear(in_channels, out_channels, bias=bias)
+    return Dense(in_channels, out_channels, bias=bias)

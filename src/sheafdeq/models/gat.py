@@ -9,6 +9,7 @@ from typing_extensions import Unpack
 
 from sheafdeq.data.graph import Graph
 from sheafdeq.edges import Edges
+from sheafdeq.layers.dense import Dense
 from sheafdeq.layers.initialise import xavier
 from sheafdeq.layers.layered_model import LayeredModel, LayeredOptions
 from sheafdeq.layers.sizes import HeadModel, HeadSizes
@@ -27,7 +28,7 @@ class GATLayer(nn.Module):
     def __init__(self, in_channels: int, channels: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.mixing = nn.Linear(in_channels, heads * channels, bias=False)
+        self.mixing = Dense(in_channels, heads * channels, bias=False)
         self.source_score = nn.Parameter(torch.empty(heads, channels))
         self.target_score = nn.Parameter(torch.empty(heads, channels))
         self.bias = nn.Parameter(torch.empty(heads * channels))

@@ -11,6 +11,7 @@ from typing_extensions import Unpack
 
 from sheafdeq.data.graph import Graph
 from sheafdeq.layers.adjacency import gcn_weights, propagate
+from sheafdeq.layers.dense import Dense
 from sheafdeq.layers.layered_model import LayeredModel, LayeredOptions
 from sheafdeq.layers.sizes import WideModel, Width
 
@@ -53,7 +54,7 @@ class GCN(WideModel, LayeredModel):
         features, c, o = self.inputs.out_channels, self.width, self.out_channels
         self.residual = bool(residual)
         widths = [c] * (self.depth + 1) if residual else [features, *[c] * (self.depth - 1), o]
-        self.mixings = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in pairwise(widths))
+        self.mixings = nn.ModuleList(Dense(a, b, bias=False) for a, b in pairwise(widths))
         self.biases = nn.ParameterList(torch.empty(b) for b in widths[1:])
         if residual:
             self.enter, self.leave = nn.Linear(features, c), nn.Linear(c, o)

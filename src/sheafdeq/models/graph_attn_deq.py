@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from typing_extensions import Unpack
 
 from sheafdeq.data.graph import Graph
@@ -19,6 +18,7 @@ from sheafdeq.layers.initialise import xavier
 from sheafdeq.layers.restriction import checked_norm_order, normalise_rows
 from sheafdeq.layers.sizes import HeadOptions
 from sheafdeq.ops.attention import Attended, EdgeTerms, attention, packed_attention
+from sheafdeq.ops.linear import linear
 from sheafdeq.recurrence import edge_field, node_field
 
 __all__ = ["AttentionContext", "GraphAttnDEQ"]
@@ -112,7 +112,7 @@ class GraphAttnDEQ(AttentionModel):
         embedding = context.edge_embedding
         terms = EdgeTerms(embedding, None if self.pre_norm else embedding)
         if table is own and not self.pre_norm:
-            packed = functional.linear(own, context.projection)
+            packed = linear(own, context.projection)
             return packed_attention(packed, edges, self.heads, own=True, terms=terms)
         seen = self._normalised(own)
         own_rows = Attended(self.key(seen), self.value(own))

@@ -16,6 +16,7 @@ from sheafdeq.layers.adjacency import gcn_weights, propagate
 from sheafdeq.layers.convolution_model import ConvolutionModel
 from sheafdeq.layers.feature_encoder import EncodedWidth, dropout_mask
 from sheafdeq.layers.initialise import xavier
+from sheafdeq.ops.linear import linear
 from sheafdeq.recurrence import edge_field, node_field
 from sheafdeq.solvers import Picard, Solver
 
@@ -130,7 +131,7 @@ class IGNN(ConvolutionModel):
     def update(self, own: Tensor, table: Tensor, edges: Edges, context: IgnnContext) -> Tensor:
         """ReLU(A_+ H W + B)."""
         mean = propagate(context.edge_weight, context.own_weight, own, table, edges)
-        return (mean @ self.recurrent + context.drive).relu()
+        return (linear(mean, self.recurrent.T) + context.drive).relu()
 
     @torch.no_grad()
     def project(self) -> None:

@@ -13,10 +13,12 @@ from sheafdeq.data.graph import Graph
 from sheafdeq.edges import Edges
 from sheafdeq.equilibrium import Readout
 from sheafdeq.layers.checks import checked_dropout
+from sheafdeq.layers.dense import Dense
 from sheafdeq.layers.gathering import GatheringModel
 from sheafdeq.layers.initialise import xavier
 from sheafdeq.layers.sizes import HeadModel, HeadOptions
 from sheafdeq.ops.attention import Attended, EdgeTerms, attention, packed_attention
+from sheafdeq.ops.linear import linear
 from sheafdeq.recurrence import edge_field, node_field
 
 __all__ = ["LoopContext", "LoopTransformer"]
@@ -88,11 +90,11 @@ class LoopTransformer(HeadModel, GatheringModel):
         self.edge_dim = edge_dim or None
         self.dropout = checked_dropout(dropout)
         c = self.width
-        self.encoder = nn.Sequential(nn.Linear(self.in_channels, c), nn.ReLU(), nn.Linear(c, c))
-        self.query, self.key, self.value, self.skip = (nn.Linear(c, c) for _ in range(4))
+        self.encoder = nn.Sequential(nn.Linear(self.in_channels, c), nn.ReLU(), Dense(c, c))
+        self.query, self.key, self.value, self.skip = (Dense(c, c) for _ in range(4))
         self.edge = nn.Linear(edge_dim or 1, c, bias=False)
         self.gate = nn.Linear(3 * c, 1, bias=False)
-        self.expand, self.contract = nn.Linear(c, 2 * c), nn.Linear(2 * c, c)
+        self.expand, self.contract = Dense(c, 2 * c), Dense(2 * c, c)
         self.readout = Readout(c, self.out_channels)
         self.norm_attention, self.norm_forward = nn.LayerNorm(c), nn.LayerNorm(c)
         self._start_matrices()
@@ -132,7 +134,7 @@ class LoopTransformer(HeadModel, GatheringModel):
         """(n, c) the gated attention layer."""
         terms = EdgeTerms(context.edge_embedding, context.edge_embedding)
         if table is own:
-            packed = functional.linear(own, context.projection, context.projection_bias)
+            packed = linear(own, context.projection, context.projection_bias)
             message = packed_attention(packed, edges, self.heads, own=False, terms=terms)
         else:
             rows = Attended(self.key(table), self.value(table))

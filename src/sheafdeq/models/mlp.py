@@ -10,6 +10,7 @@ from torch.nn import functional
 from sheafdeq.data.graph import Graph
 from sheafdeq.equilibrium import ExplicitModel
 from sheafdeq.layers.checks import checked_dropout, checked_positive
+from sheafdeq.layers.dense import Dense
 from sheafdeq.layers.feature_encoder import FeatureEncoder
 from sheafdeq.layers.sizes import WideModel
 
@@ -53,7 +54,7 @@ class MLP(WideModel, ExplicitModel):
         self.dropout = checked_dropout(dropout)
         self.inputs = FeatureEncoder(in_channels, input_dropout=input_dropout)
         sizes = [in_channels, *[width] * (layers - 1), out_channels]
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
+        self.layers = nn.ModuleList(Dense(a, b) for a, b in pairwise(sizes))
         self.reset_parameters()
 
     def logits(self, graph: Graph) -> Tensor:

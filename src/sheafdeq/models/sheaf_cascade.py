@@ -17,6 +17,7 @@ from sheafdeq.edges import Edges
 from sheafdeq.errors import InputError
 from sheafdeq.layers.cascade_level import CascadeLevel, Sheaf
 from sheafdeq.layers.checks import checked_positive
+from sheafdeq.layers.dense import Dense
 from sheafdeq.layers.edge_features import edge_feature_width, edge_features
 from sheafdeq.layers.feature_encoder import dropout_mask
 from sheafdeq.layers.gates import gate_by_name
@@ -168,7 +169,7 @@ class SheafCascade(SheafModel):
         groups = 1 if tied else levels
         self.encoder = linear(features, c)
         self.edge_encoder = nn.Sequential(
-            linear(edge_width, edge_hidden), nn.ReLU(), nn.Linear(edge_hidden, hidden * groups)
+            linear(edge_width, edge_hidden), nn.ReLU(), Dense(edge_hidden, hidden * groups)
         )
         self.feature_drive = linear(features, c * groups, bias=False)
         self.level_modules = nn.ModuleList(

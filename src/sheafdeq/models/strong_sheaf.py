@@ -12,6 +12,7 @@ from sheafdeq.data.graph import Graph
 from sheafdeq.edges import Edges
 from sheafdeq.equilibrium import Readout
 from sheafdeq.layers.checks import checked_positive
+from sheafdeq.layers.dense import Dense
 from sheafdeq.layers.edge_features import edge_feature_width, edge_features
 from sheafdeq.layers.gates import ROUNDING_SLACK
 from sheafdeq.layers.initialise import xavier
@@ -85,8 +86,8 @@ class StrongSheafDEQ(StalkModel, StrongModel):
         self.drive = nn.Linear(self.in_channels, c)
         self.sizes = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, 2 * d**2))
         self.logit_inputs = nn.Linear(width, hidden)
-        self.logit_source = nn.Linear(c, hidden, bias=False)  # A_1, source half
-        self.logit_target = nn.Linear(c, hidden, bias=False)  # A_1, target half
+        self.logit_source = Dense(c, hidden, bias=False)  # A_1, source half
+        self.logit_target = Dense(c, hidden, bias=False)  # A_1, target half
         self.logits = nn.Linear(hidden, 2 * d**2)  # A_2
         self.stalk_mixing = nn.Parameter(torch.empty(d, d))
         self.channel_mixing = nn.Parameter(torch.empty(q, q))

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 KERNEL_VARIABLE = "SHEAFDEQ_KERNEL"
-INTERFACE = 6
+INTERFACE = 7
 """Of the calls into the extension; an extension built from older sources has another one and is not
 used."""
 NORM_FLOOR = 1e-12

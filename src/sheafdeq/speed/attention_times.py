@@ -15,6 +15,7 @@ from torch_geometric.nn import TransformerConv
 from sheafdeq.data.graph import Graph
 from sheafdeq.models.loop_transformer import LoopTransformer
 from sheafdeq.ops.attention import packed_attention
+from sheafdeq.ops.linear import linear
 from sheafdeq.ops.native_module import use_kernel
 from sheafdeq.registry import COMMUNITY, build_model
 from sheafdeq.solvers import Picard
@@ -55,6 +56,7 @@ def attention_times(
     * ``attention``: from queries, keys and values to averages, 3 heads of width 16.
     * ``layer``: the gated layer of the Loop Transformer against PyG's ``TransformerConv`` with the
       same weights.
+    * ``dense``: the product that makes queries, keys and values (48 to 144 columns).
     * the models: a training pass of 20 steps, the residual of the last one measured, as
       ``sheafdeq train`` does it.
     """
@@ -70,7 +72,17 @@ def attention_times(
             out = packed_attention(packed, graph.edges, HEADS, own=True)
             torch.autograd.grad(out, packed, cotangent)
 
-        rows = [_compared("attention", attend, rounds), _layer(graph, cotangent, rounds)]
+        state = cotangent.clone().requires_grad_()
+        weight = torch.randn(packed.shape[1], state.shape[1], generator=generator).requires_grad_()
+
+        def project() -> None:
+            torch.autograd.grad(linear(state, weight), (state, weight), packed.detach())
+
+        rows = [
+            _compared("attention", attend, rounds),
+            _layer(graph, cotangent, rounds),
+            _compared("dense", project, rounds),
+        ]
         for name in models:
             rows.append(_compared(name, partial(_training_pass, _model(name), graph), rounds))
         return rows

@@ -23,6 +23,7 @@ from sheafdeq.certificates.examine import examine, measure
 from sheafdeq.certificates.interval import EPSILON
 from sheafdeq.certificates.problem import Problem
 from sheafdeq.equilibrium import Readout
+from sheafdeq.layers.dense import Dense
 from sheafdeq.layers.feature_encoder import FeatureEncoder
 from sheafdeq.layers.gates import GATES, Gate
 from sheafdeq.layers.masked_readout import MaskedReadout
@@ -41,6 +42,7 @@ __all__ = [
 ]
 
 PLAIN = (
+    Dense,
     FeatureEncoder,
     MaskedReadout,
     nn.LayerNorm,

@@ -189,10 +189,29 @@ template <class T> struct NodeFunctions {
   std::int64_t (*parameters)(const NodePass<T>&);
 };
 
+// A dense layer on rows: out = x columns + bias, and the gradient of its weights from that of its result. `width` and, for the
+// gradient, `depth` are multiples of the vector length.
+template <class T> struct DensePass {
+  int depth = 0, width = 0;
+  const T* x = nullptr;        // (rows, depth)
+  const T* columns = nullptr;  // (depth, width)
+  const T* bias = nullptr;     // (width) or null
+  T* out = nullptr;            // (rows, width)
+  const T* grad = nullptr;     // (rows, width), for the gradient
+  std::int64_t x_stride = 0, out_stride = 0, grad_stride = 0;
+};
+
+template <class T> struct DenseFunctions {
+  void (*forward)(const DensePass<T>&, std::int64_t first, std::int64_t last);
+  // `scratch` and `sums`: width (depth + 1)
+  void (*gradient)(const DensePass<T>&, std::int64_t first, std::int64_t last, T* scratch, double* sums);
+};
+
 // The copy of the kernels for one instruction set and scalar type.
 template <class T> struct Kernels {
   int lanes;
   double (*arithmetic)(std::int64_t rounds, T& result);  // nothing but multiply-adds in registers; how many operations they were
+  DenseFunctions<T> dense;
   std::int64_t (*edge_scratch)(int d, int hidden, int channels);
   NodeFunctions<T> nodes;
   std::int64_t (*narrow_scratch)(int d, int hidden);

@@ -721,6 +721,10 @@ void step_backward(const Layout& layout, int d, int q, int h, int inputs, bool p
 
 #include "attention_calls.hpp"
 
+// ---------------------------------------------------------------------- dense layers
+
+#include "dense_calls.hpp"
+
 // ---------------------------------------------------------------------- bindings
 
 template <class To, class From> std::vector<To> copied(const Row<const From>& row) {
@@ -754,6 +758,8 @@ template <class T> void bind(nb::module_& module, const std::string& suffix) {
   module.def(("product_backward_" + suffix).c_str(), &product_backward<T>);
   module.def(("attention_forward_" + suffix).c_str(), &attention_forward<T>);
   module.def(("attention_backward_" + suffix).c_str(), &attention_backward<T>);
+  module.def(("dense_forward_" + suffix).c_str(), &dense_forward<T>);
+  module.def(("dense_gradient_" + suffix).c_str(), &dense_gradient<T>);
   module.def(("step_padding_" + suffix).c_str(), [](int d, int q, int h) {  // of each half of what the edges contribute
     const StepFunctions<T> functions = step_functions<T>(d, q, h, true);
     return functions.padded(h);
@@ -803,7 +809,7 @@ NB_MODULE(_native, module) {
       .def("threads", [](const Layout& self, int threads) { return threads_for(self, threads); });
 
   module.attr("norm_floor") = sheafdeq::norm_floor;
-  module.attr("interface") = 6;  // raised when a call changes; sheafdeq.ops.native_module asks for it
+  module.attr("interface") = 7;  // raised when a call changes; sheafdeq.ops.native_module asks for it
   bind<float>(module, "float");
   bind<double>(module, "double");
   module.def("release_memory", [] { return pool().clear(); });

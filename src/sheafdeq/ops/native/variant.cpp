@@ -1,6 +1,7 @@
 // One copy of the kernels for one instruction set and scalar type. Compiled several times: SHEAFDEQ_VARIANT
 // names the copy, SHEAFDEQ_SCALAR its type; with SHEAFDEQ_ANY_DIMENSION it serves stalks beyond the
 // specialised sizes, which are 1 to SHEAFDEQ_UNROLLED. It may stand in one unit with block_variant.cpp.
+#include "dense.hpp"
 #include "edges.hpp"
 #include "narrow.hpp"
 #include "nodes.hpp"
@@ -32,6 +33,7 @@ extern const Kernels<SHEAFDEQ_SCALAR> SHEAFDEQ_NAME;
 const Kernels<SHEAFDEQ_SCALAR> SHEAFDEQ_NAME = {
     Lanes<SHEAFDEQ_SCALAR>::W,
     arithmetic<SHEAFDEQ_SCALAR>,
+    {DenseKernel<SHEAFDEQ_SCALAR>::forward, DenseKernel<SHEAFDEQ_SCALAR>::gradient},
     edge_scratch<SHEAFDEQ_SCALAR>,
     node_functions<NodeKernel<SHEAFDEQ_SCALAR>>(),
 #if SHEAFDEQ_UNROLLED >= 3
