@@ -333,7 +333,7 @@ def _rounded_otherwise(state: Tensor) -> Tensor:
     ulps = 2 * torch.finfo(state.dtype).eps
     count = torch.arange(state.numel(), device=state.device)
     # a fixed pattern without a period that a graph could share
-    up = ((count * 2654435761) >> 16) % 2 == 0
+    up = ((count * 2654435761) >> 16) & 1 == 0
     return torch.where(up.view_as(state), state * (1 + ulps), state * (1 - ulps))
 
 

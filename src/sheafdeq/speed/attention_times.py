@@ -133,7 +133,9 @@ def _model(name: str) -> Any:
 
 def _training_pass(model: Any, graph: Graph) -> None:
     model.zero_grad(set_to_none=True)
-    options = {"solver": Picard(model.steps, trace=False)} if hasattr(model, "steps") else {}
+    options = (
+        {"solver": Picard(model.steps, trace=False, probe=False)} if hasattr(model, "steps") else {}
+    )
     model.run(graph, **options).logits.sum().backward()
 
 

@@ -60,7 +60,7 @@ def gradient_times(
 
         def unrolled() -> None:
             model.zero_grad(set_to_none=True)
-            model.run(graph, solver=Picard(steps, trace=False)).logits.sum().backward()
+            model.run(graph, solver=Picard(steps, trace=False, probe=False)).logits.sum().backward()
 
         times = [[clock(work) for _ in range(rounds)] for work in (equilibrium, unrolled)]
         end = ends[-1]

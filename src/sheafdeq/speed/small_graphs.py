@@ -73,7 +73,7 @@ class SmallWork:
             sizes.channels,
             steps=sizes.steps,
             edge_dim=graph.edge_dim or None,
-            solver=Picard(sizes.steps, trace=False),
+            solver=Picard(sizes.steps, trace=False, probe=False),
         )
         self.peer = MessagePassingStep(self.model)
         self.steps = sizes.steps

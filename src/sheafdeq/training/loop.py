@@ -464,5 +464,8 @@ def _count(statuses: dict[str, int], output: Output) -> None:
 
 
 def _untraced(solver: Any) -> Any:
-    """The same solver without the residual of every step, where it has such an option."""
-    return solver.with_stopping(trace=False) if isinstance(solver, FixedPointSolver) else solver
+    """The same solver without the residual of every step, and with that of the last taken at its
+    word, where it has such options: training counts statuses, it does not rest on them."""
+    if not isinstance(solver, FixedPointSolver):
+        return solver
+    return solver.with_stopping(trace=False, probe=False)
