@@ -175,6 +175,8 @@ template <class T> struct EdgeBlock {
   template <int KV>
   static SHEAFDEQ_INLINE void weight_columns(const T* a, const T* rows, int count, int h, T* out) {
     int i = 0;
+    if constexpr (many_registers)
+      for (; i + 9 <= count; i += 9) weight_tile<9, KV>(a + i * EB, rows, h, out + i * h);
     for (; i + 3 <= count; i += 3) weight_tile<3, KV>(a + i * EB, rows, h, out + i * h);
     for (; i < count; i++) weight_tile<1, KV>(a + i * EB, rows, h, out + i * h);
   }
