@@ -11,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ops.test_sheaf_step import TOLERANCE, disagreement, needs_native, random_graph
+from ops.test_sheaf_step import (
+    SETS,
+    TOLERANCE,
+    disagreement,
+    instruction_set_of,
+    needs_native,
+    random_graph,
+)
 from sheafdeq.data.graph import Graph
 from sheafdeq.edges import Edges
 from sheafdeq.errors import InputError
@@ -19,7 +26,6 @@ from sheafdeq.layers.gates import GATES, Gate
 from sheafdeq.ops import use_kernel
 from sheafdeq.ops.block_kernel import native_blocks, native_gated_step, native_split_blocks
 from sheafdeq.ops.gated_step import block_product, edge_product, gated_map
-from sheafdeq.ops.native_module import native_module
 from sheafdeq.ops.sheaf_blocks import generate, generate_parts
 
 pytestmark = needs_native
@@ -219,25 +225,19 @@ def test_repeated_runs_are_bitwise_equal(threads: int) -> None:
 
 
 def test_every_instruction_set_agrees() -> None:
-    module = native_module()
-    assert module is not None
     graph = random_graph(9, 40, 4)
     maps, tensors = (
         generation(graph, 3, 9, 4, torch.float64, False),
         stepping(graph, 3, 5, 4, torch.float64, True),
     )
-    chosen = module.instruction_set()
-    try:
-        for name in module.instruction_sets():
-            module.choose_instruction_set(name)
+    for name in SETS:
+        with instruction_set_of(name):
             for function, inputs, options in (
                 (generated, maps, ()),
                 (stepped, tensors, (GATES["tanh"],)),
             ):
                 ours, theirs = both(function, inputs, graph.edges, *options)
                 assert disagreement(ours, theirs) < 1e-11
-    finally:
-        module.choose_instruction_set(chosen)
 
 
 def test_nothing_of_edges_times_channels_is_saved() -> None:

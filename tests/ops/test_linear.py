@@ -11,15 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ops.test_sheaf_step import TOLERANCE, disagreement, needs_native
+from ops.test_sheaf_step import SETS, TOLERANCE, disagreement, instruction_set_of, needs_native
 from sheafdeq.layers.dense import Dense
 from sheafdeq.layers.initialise import linear as make_linear
 from sheafdeq.ops import linear as module_of_linear
 from sheafdeq.ops import use_kernel
 from sheafdeq.ops.linear import _Linear, linear
-from sheafdeq.ops.native_module import native_available, native_module
-
-SETS = native_module().instruction_sets() if native_available() else []
+from sheafdeq.ops.native_module import native_module
 
 
 def arguments(rows: int, i: int, o: int, dtype: Any, bias: bool = True) -> list[Tensor | None]:
@@ -48,19 +46,13 @@ def is_native(*tensors: Tensor | None) -> bool:
 @pytest.mark.parametrize("instruction_set", SETS)
 @pytest.mark.parametrize("bias", [True, False])
 def test_it_is_the_layer_of_pytorch(dtype: torch.dtype, instruction_set: str, bias: bool) -> None:
-    module = native_module()
-    assert module is not None
-    before = module.instruction_set()
-    try:
-        module.choose_instruction_set(instruction_set)
+    with instruction_set_of(instruction_set):
         for rows, i, o in [(256, 16, 16), (1000, 48, 144), (999, 96, 32), (2311, 16, 112)]:
             tensors = arguments(rows, i, o, dtype, bias)
             assert is_native(*tensors)
             ours = value_and_gradients(linear, tensors)
             theirs = value_and_gradients(functional.linear, tensors)
             assert disagreement(ours, theirs) < TOLERANCE[dtype]
-    finally:
-        module.choose_instruction_set(before)
 
 
 @needs_native

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -29,6 +31,20 @@ from sheafdeq.ops.native_module import native_module
 
 needs_native = pytest.mark.skipif(not native_available(), reason="the native kernel is not built")
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-11}
+SETS = native_module().instruction_sets() if native_available() else []
+
+
+@contextmanager
+def instruction_set_of(name: str) -> Iterator[None]:
+    """Inside the ``with`` block native calls are those of one instruction set."""
+    module = native_module()
+    assert module is not None
+    before = module.instruction_set()
+    module.choose_instruction_set(name)
+    try:
+        yield
+    finally:
+        module.choose_instruction_set(before)
 
 
 # The functions with all their tensors side by side, as gradients are asked for.
@@ -160,21 +176,13 @@ def test_step_agrees_with_the_reference(
 
 @needs_native
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(
-    "instruction_set", native_module().instruction_sets() if native_available() else []
-)
+@pytest.mark.parametrize("instruction_set", SETS)
 def test_every_instruction_set_and_many_blocks(dtype: torch.dtype, instruction_set: str) -> None:
     layout = random_graph(700, 9000, 1, dtype=dtype).edges
     tensors = table_arguments(layout, 3, 16, 48, 1, True, dtype)
     options = (layout, 3, 16)
-    module = native_module()
-    assert module is not None
-    before = module.instruction_set()
-    try:
-        module.choose_instruction_set(instruction_set)
+    with instruction_set_of(instruction_set):
         ours = value_and_gradients(sheaf_propagate, tensors, *options)
-    finally:
-        module.choose_instruction_set(before)
     assert (
         disagreement(ours, value_and_gradients(sheaf_propagate_reference, tensors, *options))
         < TOLERANCE[dtype]
@@ -187,9 +195,7 @@ NARROW = [(3, 2, 6), (3, 2, 8), (2, 4, 8), (2, 1, 3), (1, 8, 8)]
 @needs_native
 @pytest.mark.parametrize("sizes", NARROW)
 @pytest.mark.parametrize("edge_features", [False, True])
-@pytest.mark.parametrize(
-    "instruction_set", native_module().instruction_sets() if native_available() else []
-)
+@pytest.mark.parametrize("instruction_set", SETS)
 def test_steps_with_few_channels(
     sizes: tuple[int, int, int], edge_features: bool, instruction_set: str
 ) -> None:
@@ -197,16 +203,10 @@ def test_steps_with_few_channels(
     graph = graphs.random_graph(203, 700, 9, dtype=torch.float64)  # some nodes hear nobody
     tensors = step_arguments(graph, d, q, h, 9, edge_features)
     options = (1.3, 2.0, True, graph.edges, d, q)
-    module = native_module()
-    assert module is not None
-    before = module.instruction_set()
-    try:
-        module.choose_instruction_set(instruction_set)
+    with instruction_set_of(instruction_set):
         ours = value_and_gradients(sheaf_step, tensors, *options)
         single = [None if t is None else t.detach().float().requires_grad_() for t in tensors]
         value = value_and_gradients(sheaf_step, single, *options)[0]
-    finally:
-        module.choose_instruction_set(before)
     theirs = value_and_gradients(sheaf_step_reference, tensors, *options)
     assert disagreement(ours, theirs, d) < 1e-11
     assert disagreement([value.double()], theirs[:1]) < 1e-5
