@@ -14,7 +14,7 @@ from sheafdeq.records import read_record
 from sheafdeq.registry import Shape, build_model
 from sheafdeq.training.config import PenaltyConfig, TrainingConfig
 from sheafdeq.training.interrupt import Suspended
-from sheafdeq.training.parts import parts_of
+from sheafdeq.training.parts import mixed, parts_of
 from sheafdeq.training.penalty import SettlingPenalty, squared_jacobian
 from sheafdeq.training.run import train
 from sheafdeq.training.settle import STAGES, Stage, settle, stage_configs
@@ -96,6 +96,37 @@ def test_parts_cut_edge_and_graph_targets():
     by_graph = parts_of(labels, object.__new__(GraphClassification), 2)
     assert [part.target.tolist() for part in by_edge] == [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
     assert [part.target.tolist() for part in by_graph] == [[5, 6], [7]]
+
+
+def test_graphs_that_are_classified_are_mixed_before_they_are_cut():
+    graphs = [
+        Graph.build(
+            torch.full((2 + i % 3, 1), float(i)),
+            torch.tensor([[0, 1], [1, 0]]),
+            torch.full((2, 1), float(i)),
+            edge_weight=torch.full((2,), 1.0 + i),
+        )
+        for i in range(40)
+    ]
+    union = Graph.union(graphs)
+    labels = torch.arange(40)  # a graph's label, features, edges and weights are its number
+    shuffled = mixed(Split(union, labels, labels % 2 == 0), GraphClassification(40))
+    assert sorted(shuffled.target.tolist()) == labels.tolist()
+    first_half = int((shuffled.target[:20] < 20).sum())
+    assert 5 <= first_half <= 15  # 20 in the file's order
+    assert torch.equal(shuffled.mask, shuffled.target % 2 == 0)
+    for part, label in zip(
+        parts_of(shuffled, GraphClassification(40), 1), shuffled.target, strict=True
+    ):
+        original = graphs[int(label)]
+        assert torch.equal(part.graph.x, original.x)
+        assert torch.equal(part.graph.edge_index, original.edge_index)
+        assert torch.equal(part.graph.edge_attr, original.edge_attr)
+        assert torch.equal(part.graph.edges.share, original.edges.share)
+    again = mixed(Split(union, labels), GraphClassification(40))
+    assert torch.equal(again.target, shuffled.target)
+    by_node = Split(union, torch.zeros(union.num_nodes))
+    assert mixed(by_node, object.__new__(EdgeDistance)) is by_node
 
 
 def test_new_fields_do_not_rename_old_runs():

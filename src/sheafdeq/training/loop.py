@@ -35,7 +35,7 @@ from sheafdeq.training.augmentation import augmented, check_augmentation
 from sheafdeq.training.average import WeightAverage
 from sheafdeq.training.config import TrainingConfig
 from sheafdeq.training.learning_rate import RateSchedule
-from sheafdeq.training.parts import parts_of
+from sheafdeq.training.parts import mixed, parts_of
 from sheafdeq.training.penalty import Penalty, SettlingPenalty
 from sheafdeq.training.solving import check_solves, run_for_training
 
@@ -206,7 +206,8 @@ class Trainer:
             self.model.solver = _untraced(self.model.solver)
         self.parts: list[Split] | None = None
         if config.graphs_per_update is not None:
-            self.parts = parts_of(self.task.train, self.task.objective, config.graphs_per_update)
+            train = mixed(self.task.train, self.task.objective)
+            self.parts = parts_of(train, self.task.objective, config.graphs_per_update)
         self.model.train()
 
     # ------------------------------------------------------------------ one epoch

@@ -15,7 +15,7 @@ from sheafdeq.data.task import Split
 from sheafdeq.edges import Edges
 from sheafdeq.errors import InputError
 
-__all__ = ["cut", "parts_of"]
+__all__ = ["cut", "mixed", "parts_of"]
 
 
 def parts_of(split: Split, objective: Objective, graphs_per_part: int) -> list[Split]:
@@ -62,6 +62,33 @@ def cut(split: Split, objective: Objective, bounds: Sequence[int]) -> list[Split
             Split(part, split.target[t0:t1], None if split.mask is None else split.mask[t0:t1])
         )
     return parts
+
+
+def mixed(split: Split, objective: Objective) -> Split:
+    """The split with its graphs in a fixed random order where whole graphs are classified: files
+    are often sorted by class, and neighbours, which make one update together, would be alike.
+    Other splits as they are."""
+    if type(objective) is not GraphClassification:
+        return split
+    graph, count = split.graph, split.graph.num_graphs
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    place = _inverse(order)[graph.graph_ids]
+    nodes = place.argsort(stable=True)
+    shuffled = Graph.build(
+        graph.x[nodes],
+        _inverse(nodes)[graph.edge_index],
+        graph.edge_attr,
+        place[nodes],
+        edge_weight=graph.edges.share,
+        num_graphs=count,
+    )
+    mask = None if split.mask is None else split.mask[order]
+    return Split(shuffled, split.target[order], mask)
+
+
+def _inverse(order: Tensor) -> Tensor:
+    """Where each number stands in a permutation."""
+    return torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
 
 
 def _pointer(owner: Tensor, count: int) -> Tensor:
