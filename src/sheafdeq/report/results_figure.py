@@ -72,6 +72,17 @@ def community_figure(table: Table, runs: Sequence[Source]) -> Drawing:
                         filled=False,
                     )
             axis.plot([], [], color=look.colour, marker=look.marker, linestyle="none", label=text)
+        if any(title.endswith(" fresh") for title in table.columns):
+            axis.plot(
+                [],
+                [],
+                color="0.35",
+                marker="D",
+                markersize=4.5,
+                markerfacecolor="white",
+                linestyle="none",
+                label="the same on ten fresh graphs",
+            )
         accuracy_by_level(axis, [title[1:] for title in columns], below=0.12, columns=2)
     caption = (
         "Community detection: median and range over the seeds that have finished, beside the "
