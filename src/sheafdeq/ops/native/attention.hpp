@@ -23,7 +23,7 @@ using sheafdeq::EdgeShare;
 template <class T> struct AttentionKernel {
   using V = Vec<T>;
   static constexpr int W = Lanes<T>::W;
-  static constexpr int EB = 64;
+  static constexpr int EB = 128;
   static constexpr int ES = EB + W;  // entries of a head's row: a target's last vector may be written past its end
 
   // Edges e0 <= e < e0 + count of the targets first <= v < last; places beyond the last edge repeat it.
