@@ -2,10 +2,11 @@
 
     python benchmarks/profile_step.py --out results/profiles/step.json
     python benchmarks/profile_step.py --task terrain --out results/profiles/terrain.json
+    python benchmarks/profile_step.py --task attention --out results/profiles/attending.json
 
-Samples 20 SheafDEQ steps forward and backward on the six community graphs, or epochs of a task of
-small graphs, with `perf` (the system clock, so it works on virtual machines, too), one thread.
-Shares are of the samples inside the extension.
+Samples 20 SheafDEQ steps forward and backward on the six community graphs, epochs of a task of
+small graphs, or attention as `sheafdeq bench` measures it, with `perf` (the system clock, so it
+works on virtual machines, too), one thread. Shares are of the samples inside the extension.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 import torch
 
 from sheafdeq.machine import processor_name
+from sheafdeq.ops.attention import packed_attention
 from sheafdeq.ops.native_module import native_description
 from sheafdeq.records import write_bytes
 from sheafdeq.speed.small_graphs import SMALL_TASKS, SmallWork
@@ -35,6 +37,8 @@ PHASES = {
     "gradient of the second layer": ("weight_gradient",),
     "maps: norms, products, derivatives": ("products", "map_gradients", "inner_products"),
     "messages, their derivatives, asking for rows": ("EdgeKernel", "NarrowEdges"),
+    "attention: products of rows, summed over the lanes": ("products_of", "scores"),
+    "attention: softmax, averages, gradients added to rows": ("AttentionKernel",),
 }
 LINE = re.compile(r"\s*([\d.]+)%\s+\[\.\]\s+(.*)")
 
@@ -50,15 +54,28 @@ def phase(symbol: str) -> str:
     return "other"
 
 
+def attend(times: int) -> None:
+    """Attention of three heads of width 16, forward and backward, on the six community graphs."""
+    graph = community_batch()
+    packed = torch.randn(graph.num_nodes, 144).requires_grad_()
+    for _ in range(times):
+        packed_attention(packed, graph.edges, 3, own=True).sum().backward()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--passes", type=int, default=10)
-    parser.add_argument("--task", choices=sorted(SMALL_TASKS), help="epochs of this task instead")
+    parser.add_argument(
+        "--task", choices=[*sorted(SMALL_TASKS), "attention"], help="epochs of this task instead"
+    )
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
         torch.set_num_threads(1)
+        if options.task == "attention":
+            attend(200 * options.passes)
+            return
         if options.task:
             small = SmallWork(options.task)
             for _ in range(options.passes):
