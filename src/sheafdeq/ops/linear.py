@@ -26,13 +26,13 @@ FEWEST_ROWS = 256
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """(n, i), (o, i), (o,) -> (n, o)  x W^T + b, as ``torch.nn.functional.linear``."""
-    if not _native_serves(x, weight):
+    if not _fits(x, weight):
         return functional.linear(x, weight, bias)
     result: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return result
 
 
-def _native_serves(x: Tensor, weight: Tensor) -> bool:
+def _fits(x: Tensor, weight: Tensor) -> bool:
     """Whether the widths fill whole vectors and nothing asks for PyTorch's own operation."""
     if not native_serves(x):  # first: what is traced may not ask for a number of rows
         return False

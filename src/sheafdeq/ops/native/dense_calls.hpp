@@ -1,6 +1,6 @@
 // The calls of dense layers. Part of module.cpp, which has the helpers.
 
-// Below some ten thousand multiplications for each thread it costs more to wake than it saves.
+// Below a million multiplications a thread costs more to wake than it saves.
 int threads_for_rows(std::int64_t rows, std::int64_t work_of_row, int requested) {
   if (requested < 1 || requested > most_threads) refuse("threads", "must be between 1 and 1024");
   return static_cast<int>(std::max<std::int64_t>(1, std::min<std::int64_t>({requested, 1 + rows * work_of_row / (1 << 20), 256})));
