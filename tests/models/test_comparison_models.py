@@ -14,6 +14,7 @@ from sheafdeq.data.chains import sums
 from sheafdeq.data.graph import Graph
 from sheafdeq.errors import BackwardWarning, InputError
 from sheafdeq.layers.adjacency_spectrum import spectrum_of
+from sheafdeq.layers.dropout import dropout_mask
 from sheafdeq.models.appnp import APPNP
 from sheafdeq.models.eignn import EIGNN
 from sheafdeq.models.energy_gnn import PICNN, EnergyGNN
@@ -74,14 +75,47 @@ def test_shifted_appnp_stays_in_its_box() -> None:
     assert ((state >= 0.65 - 1e-12) & (state <= 2.65 + 1e-12)).all()
 
 
-def test_dropout_is_fixed_within_one_solve() -> None:
+def test_dropout_is_fixed_within_one_solve_where_the_step_must_be_one_map() -> None:
     graph = undirected()
-    for model in (APPNP(3, 2, 4), LoopTransformer(3, 2, 2, 2)):
+    for model in (
+        APPNP(3, 2, 4),
+        LoopTransformer(3, 2, 2, 2, masks="solve"),
+        LoopTransformer(3, 2, 2, 2, gradient="implicit"),
+    ):
         model = model.double().train()
         context = model.prepare(graph)
         state = model.initial_state(context)
         assert torch.equal(model.step(state, context), model.step(state, context))
         assert not torch.equal(model.run(graph).logits, model.run(graph).logits)
+
+
+def test_the_loop_transformer_draws_a_mask_for_every_loop() -> None:
+    graph = undirected()
+    model = LoopTransformer(3, 2, 2, 2).double().train()
+    context = model.prepare(graph)
+    state = model.initial_state(context)
+    assert context.mask is None
+    assert not torch.equal(model.step(state, context), model.step(state, context))
+    model.eval()
+    assert torch.equal(model.step(state, context), model.step(state, context))
+    with pytest.raises(InputError, match="masks must be 'loop' or 'solve', got 'never'"):
+        LoopTransformer(3, 2, 2, 2, masks="never")  # type: ignore[arg-type]
+
+
+@settings(max_examples=25, deadline=None)
+@given(rate=st.floats(0.0, 0.99), rows=st.integers(0, 70), seed=st.integers(0, 2**32 - 1))
+def test_a_dropout_mask_keeps_the_mean_and_the_rate(rate: float, rows: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    mask = dropout_mask(torch.empty(rows, 1001, dtype=torch.float64), rate)
+    assert mask.shape == (rows, 1001)
+    dropped = round(rate * 65536) / 65536
+    assert set(mask.unique().tolist()) <= {0.0, 1.0 / (1.0 - dropped)}
+    if rows:
+        deviation = (dropped * (1.0 - dropped) / mask.numel()) ** 0.5
+        share = float((mask == 0).double().mean())
+        assert abs(share - dropped) <= 6 * deviation + 1e-12
+    torch.manual_seed(seed)
+    assert torch.equal(mask, dropout_mask(mask, rate))
 
 
 # ---------------------------------------------------------------------- IGNN

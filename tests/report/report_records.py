@@ -28,12 +28,15 @@ def record(
     finished="1",
     edge_inputs=None,
     differences=None,
+    masks=None,
     **training,
 ):
     """A record with the given scores; everything else is what a run would write."""
     options = {} if shift is None else {"shift": shift}
     if differences is not None:
         options["differences"] = differences
+    if masks is not None:
+        options["masks"] = masks
     task_options = {} if edge_inputs is None else {"edge_inputs": edge_inputs}
     config = TrainingConfig.parse(
         {

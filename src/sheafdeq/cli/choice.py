@@ -48,7 +48,7 @@ class Choice:
             and (not self.seeds or record.seed in self.seeds)
             and (not self.models or record.model.name in self.models)
             and all(record.model.options.get(key) == value for key, value in self.options.items())
-            and (self.protocol is None or protocol(record.config) == self.protocol)
+            and (self.protocol is None or protocol(record) == self.protocol)
             and (self.inputs is None or given == self.inputs)
             and (not self.checkpoints or (record.model.name, record.seed) in self.checkpoints)
         )

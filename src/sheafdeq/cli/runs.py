@@ -113,7 +113,7 @@ def _wanted(record: RunRecord, options: argparse.Namespace) -> bool:
         and (options.model is None or record.model.name == options.model)
         and (options.seed is None or record.seed == options.seed)
         and (options.above is None or record.scores["validation"] >= options.above)
-        and (options.protocol is None or protocol(record.config) == options.protocol)
+        and (options.protocol is None or protocol(record) == options.protocol)
     )
 
 
@@ -139,7 +139,7 @@ def _row(path: Path, record: RunRecord) -> dict[str, Any]:
             if key not in defaults or defaults[key] != value
         },
         "seed": record.seed,
-        "protocol": protocol(record.config),
+        "protocol": protocol(record),
         "score": record.task.score,
         "validation": record.scores["validation"],
         "test": record.scores["test"],

@@ -73,7 +73,7 @@ class Examined:
             "run": self.record.id,
             "seed": self.record.seed,
             "validation": self.record.scores.get("validation"),
-            "protocol": protocol(self.record.config),
+            "protocol": protocol(self.record),
             "task": self.task_facts(),
             "graph": self.graph_label,
             "nodes": self.graph.num_nodes,

@@ -102,7 +102,7 @@ def trained_by(evidence: Evidence, record: RunRecord) -> str:
     """How a run was trained, in few words."""
     if record.config.get("init_from") is not None:
         return "continued from another run"
-    return evidence.protocol(record.config)
+    return evidence.protocol(record)
 
 
 def _at(band: Mapping[str, Any], place: int) -> float | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from sheafdeq.records import RunRecord
 from sheafdeq.report.collection import Collection
@@ -40,7 +39,7 @@ class Evidence:
     select: Select
     explanations: Explanations
     fresh: Mapping[str, float]
-    protocol: Callable[[Mapping[str, Any]], str]  # configuration -> how the run was trained
+    protocol: Callable[[RunRecord], str]  # how the run was trained
     apart: int = 0  # runs that are in no summary: those of the ablations
 
     def table(self, name: str, *, full: bool = False) -> Table:

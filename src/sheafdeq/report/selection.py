@@ -50,10 +50,13 @@ ADDED_LATER: dict[str, Any] = {
     "encoder": [],
     "harmonics": 0,
     "input_dropout": 0.0,
+    "masks": "solve",
     "readout_norm": False,
     "skip": False,
 }
 """Model options that older records lack, with the value they had without knowing."""
+PAPER_OPTIONS: dict[str, dict[str, Any]] = {"loop-transformer": {"masks": "loop"}}
+"""Model options whose other values are another training than the paper's."""
 READ_DIFFERENCES = frozenset({"sheaf-cascade", "strong-sheaf", "strong-attention", "sheaf-relay"})
 """Models that form differences of raw features on their own."""
 READ_EDGE_FEATURES = READ_DIFFERENCES | {
@@ -66,8 +69,9 @@ READ_EDGE_FEATURES = READ_DIFFERENCES | {
 """Models that see what a task writes on its edges."""
 
 
-def deviations(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Settings of a run's configuration that differ from the paper's protocol, as ``key=value``."""
+def deviations(record: RunRecord) -> tuple[str, ...]:
+    """Settings of a run that differ from the paper's protocol, as ``key=value``."""
+    config = record.config
     found = dict(config)
     found["schedule"] = _schedule_text(config)
     penalties = {
@@ -85,11 +89,22 @@ def deviations(config: Mapping[str, Any]) -> tuple[str, ...]:
         found[key] = ",".join(f"{name}={value}" for name, value in sorted(given.items())) or "none"
     if config["init_from"] is not None:
         found["init_from"] = "another run"
-    return tuple(
-        f"{key}={found[key]}"
-        for key, expected in PAPER_PROTOCOL.items()
-        if found.get(key, expected) != expected
+    options = _options(record)
+    return (
+        *_different(found, PAPER_PROTOCOL),
+        *_different(options, PAPER_OPTIONS.get(record.model.name, {})),
     )
+
+
+def _different(found: Mapping[str, Any], expected: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(
+        f"{key}={found[key]}" for key, value in expected.items() if found.get(key, value) != value
+    )
+
+
+def _options(record: RunRecord) -> dict[str, Any]:
+    """Every option of the model, with what the record could not know yet."""
+    return {**ADDED_LATER, **record.model.options}
 
 
 def _schedule_text(config: Mapping[str, Any]) -> str:
@@ -105,13 +120,13 @@ def _schedule_text(config: Mapping[str, Any]) -> str:
     return f"wsd({', '.join(other)})" if other else "wsd"
 
 
-def protocol(config: Mapping[str, Any]) -> str:
+def protocol(record: RunRecord) -> str:
     """By what a run was trained: ``"paper"``, ``"recipe NAME"``, or the settings that differ from
     the paper's."""
-    different = deviations(config)
+    different = deviations(record)
     if not different:
         return "paper"
-    known = TrainingConfig.of_record(config, "record").payload()
+    known = TrainingConfig.of_record(record.config, "record").payload()
     model = known["model"]["name"]
     fields = {key: value for key, value in known.items() if key not in NOT_PROTOCOL}
     general = None
@@ -162,8 +177,8 @@ def summarise(records: Iterable[RunRecord]) -> list[Summary]:
         parts = [
             _column(record),
             record.model.name,
-            {**ADDED_LATER, **record.model.options},
-            deviations(record.config),
+            _options(record),
+            deviations(record),
         ]
         key = json.dumps([*parts, sees_differences(record)], sort_keys=True)
         seeds = groups.setdefault(key, {})
@@ -176,7 +191,7 @@ def summarise(records: Iterable[RunRecord]) -> list[Summary]:
     for seeds in groups.values():
         ordered = tuple(seeds[seed] for seed in sorted(seeds))
         first = ordered[0]
-        trained_by = protocol(first.config)
+        trained_by = protocol(first)
         summaries.append(
             Summary(
                 model=first.model.name,
@@ -185,7 +200,7 @@ def summarise(records: Iterable[RunRecord]) -> list[Summary]:
                 options=_named_options(first, trained_by),
                 all_options=first.model.options,
                 column=_column(first),
-                deviations=deviations(first.config),
+                deviations=deviations(first),
                 records=ordered,
                 protocol=trained_by,
                 differences=sees_differences(first),

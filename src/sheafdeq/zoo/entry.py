@@ -74,7 +74,7 @@ def add(run: Path, certificate: Path, folder: Path = FOLDER, name: str | None = 
         "schema": SCHEMA,
         "name": name,
         "run": record.id,
-        "protocol": protocol(record.config),
+        "protocol": protocol(record),
         "output_scale": scale,
         **{key: written[key] for key in _KEPT},
         "files": {file: hashlib.sha256((place / file).read_bytes()).hexdigest() for file in files},
@@ -149,7 +149,7 @@ def _units(scale: float) -> list[str]:
 
 
 def _protocol(record: RunRecord) -> str:
-    words = protocol(record.config)
+    words = protocol(record)
     if words.startswith("recipe "):
         return f"Recipe `{words.removeprefix('recipe ')}`"
     return f"The configuration in `metrics.json` ({words})"
@@ -157,7 +157,7 @@ def _protocol(record: RunRecord) -> str:
 
 def _training_command(record: RunRecord) -> list[str]:
     """The command line that trains the same configuration, where a recipe does."""
-    words = protocol(record.config)
+    words = protocol(record)
     if not words.startswith("recipe "):
         return []
     recipe = words.removeprefix("recipe ")
