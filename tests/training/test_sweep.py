@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from report.report_records import record
 from scripts import loaded
 from sheafdeq.cli import main
 from sheafdeq.errors import InputError, UsageError
@@ -25,7 +26,15 @@ from sheafdeq.training.engines.job_process import main as work
 from sheafdeq.training.engines.local import run_local
 from sheafdeq.training.run import train
 from sheafdeq.training.store import RunStore
-from sheafdeq.training.sweep import Budget, Manner, Sweep, parse_shard, preset_names
+from sheafdeq.training.sweep import (
+    Budget,
+    Manner,
+    Sweep,
+    answered,
+    parse_shard,
+    preset_names,
+    question,
+)
 from sheafdeq.training.version import CODE_VERSION_VARIABLE
 
 GRID = """
@@ -503,6 +512,18 @@ def test_records_made_by_other_sources_count_and_are_not_made_again(
     capsys.readouterr()
     assert main([*command[:-1], "--missing"]) == 0
     assert "left     community level 3, ignn, seed 43 (first)" in capsys.readouterr().out
+
+
+def test_a_record_older_than_an_option_answers_the_question_it_was_asked():
+    """Before the Loop Transformer could draw a mask for every loop, it drew one for the solve."""
+    options = {"dropout": 0.1, "edge_features": True, "gradient": "unrolled"}
+    old = record(test=1.0, validation=1.0, model="loop-transformer", shift=None)
+    old = old.model_copy(update={"model": old.model.model_copy(update={"options": options})})
+    today = TrainingConfig.of_record(old.config, "today")
+    assert answered(old) != question(today)
+    assert answered(old) == question(today, {"masks": "solve"})
+    younger = old.model.model_copy(update={"options": {**options, "masks": "loop"}})
+    assert answered(old.model_copy(update={"model": younger})) == question(today)
 
 
 def test_the_evidence_has_its_order():

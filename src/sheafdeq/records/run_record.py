@@ -98,6 +98,19 @@ class SolveFacts(_Frozen):
         return self.to_tolerance and set(self.final) != {"converged"}
 
 
+ADDED_LATER: dict[str, Any] = {
+    "differences": True,
+    "dropout": 0.0,
+    "encoder": [],
+    "harmonics": 0,
+    "input_dropout": 0.0,
+    "masks": "solve",
+    "readout_norm": False,
+    "skip": False,
+}
+"""Model options that older records lack, with the value they had without knowing."""
+
+
 class _Part(BaseModel):
     """A part of a stored configuration: what later code relies on is checked, further keys are
     allowed."""
@@ -184,6 +197,11 @@ class RunRecord(_Frozen):
         """How the run was named: :data:`sheafdeq.identity.SCHEME`, or ``modules`` (names and texts
         of modules) for older records."""
         return self.code.get("scheme", "modules")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Every option of the model, with what the record could not know yet."""
+        return {**ADDED_LATER, **self.model.options}
 
     @property
     def seed(self) -> int:

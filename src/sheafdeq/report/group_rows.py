@@ -13,8 +13,7 @@ from statistics import median
 from sheafdeq.records import RunRecord
 from sheafdeq.report.evidence import Evidence, paired_rows, short_title
 from sheafdeq.report.grid import markdown_grid
-from sheafdeq.training.config import TrainingConfig
-from sheafdeq.training.sweep import Sweep, question
+from sheafdeq.training.sweep import Sweep, answered, question
 
 __all__ = ["GroupRow", "ablation_text", "group_rows", "reading_text", "spread_text", "trials"]
 
@@ -43,9 +42,7 @@ def group_rows(preset: str, runs: Sequence[RunRecord]) -> list[GroupRow]:
 
     A configuration that two groups ask for is counted in both.
     """
-    known = {
-        question(TrainingConfig.of_record(record.config, record.id)): record for record in runs
-    }
+    known = {answered(record): record for record in runs}
     cells: dict[tuple[str, str, int | None], list[RunRecord | None]] = {}
     sweep = Sweep.load(preset)
     for group in sweep.file.parts:

@@ -44,17 +44,6 @@ the paper does not print. A constant rate is another protocol.
 PAPER_SCHEDULE: dict[str, float] = {"warmup": 0.1, "decay": 0.2, "floor": 0.01}
 NOT_PROTOCOL = ("task", "model", "seed", "threads", "test_every", "score_every")
 """Fields of a configuration that say what is trained, or change no number."""
-ADDED_LATER: dict[str, Any] = {
-    "differences": True,
-    "dropout": 0.0,
-    "encoder": [],
-    "harmonics": 0,
-    "input_dropout": 0.0,
-    "masks": "solve",
-    "readout_norm": False,
-    "skip": False,
-}
-"""Model options that older records lack, with the value they had without knowing."""
 PAPER_OPTIONS: dict[str, dict[str, Any]] = {"loop-transformer": {"masks": "loop"}}
 """Model options whose other values are another training than the paper's."""
 READ_DIFFERENCES = frozenset({"sheaf-cascade", "strong-sheaf", "strong-attention", "sheaf-relay"})
@@ -89,10 +78,9 @@ def deviations(record: RunRecord) -> tuple[str, ...]:
         found[key] = ",".join(f"{name}={value}" for name, value in sorted(given.items())) or "none"
     if config["init_from"] is not None:
         found["init_from"] = "another run"
-    options = _options(record)
     return (
         *_different(found, PAPER_PROTOCOL),
-        *_different(options, PAPER_OPTIONS.get(record.model.name, {})),
+        *_different(record.options, PAPER_OPTIONS.get(record.model.name, {})),
     )
 
 
@@ -100,11 +88,6 @@ def _different(found: Mapping[str, Any], expected: Mapping[str, Any]) -> tuple[s
     return tuple(
         f"{key}={found[key]}" for key, value in expected.items() if found.get(key, value) != value
     )
-
-
-def _options(record: RunRecord) -> dict[str, Any]:
-    """Every option of the model, with what the record could not know yet."""
-    return {**ADDED_LATER, **record.model.options}
 
 
 def _schedule_text(config: Mapping[str, Any]) -> str:
@@ -177,7 +160,7 @@ def summarise(records: Iterable[RunRecord]) -> list[Summary]:
         parts = [
             _column(record),
             record.model.name,
-            _options(record),
+            record.options,
             deviations(record),
         ]
         key = json.dumps([*parts, sees_differences(record)], sort_keys=True)

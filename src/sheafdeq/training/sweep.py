@@ -41,7 +41,7 @@ from sheafdeq.training.run_identity import Identity, code_of, file_digests, iden
 from sheafdeq.training.store import LOCKS_VARIABLE, RunStore, locks_wanted
 from sheafdeq.training.sweep_file import Group, SweepFile, tasks_placed
 
-__all__ = ["Budget", "Entry", "Manner", "Sweep", "preset_names", "question"]
+__all__ = ["Budget", "Entry", "Manner", "Sweep", "answered", "preset_names", "question"]
 
 
 TIMED = 5
@@ -216,10 +216,7 @@ class Sweep:
         counts as done, whichever version of the sources made it. ``download`` allows fetching
         missing data.
         """
-        known = {
-            question(TrainingConfig.of_record(record.config, record.id)): record
-            for record in recorded
-        }
+        known = {answered(record): record for record in recorded}
         return [_with_record(entry, known) for entry in self._plan(store, shard, download)]
 
     def _plan(self, store: RunStore, shard: tuple[int, int], download: bool) -> list[Entry]:
@@ -295,18 +292,30 @@ class Sweep:
         }
 
 
-def question(config: TrainingConfig) -> str:
+def question(config: TrainingConfig, options: Mapping[str, Any] | None = None) -> str:
     """A configuration with every option of its model written out: what a run answers, whatever the
-    sources. How often it was scored changes no answer."""
+    sources. How often it was scored changes no answer.
+
+    ``options``: what stands for options the configuration does not name, before today's defaults.
+    """
     payload = config.payload()
     payload.pop("score_every", None)
     if config.task.files is not None:
         payload["task"]["files"] = file_digests(config.task)
     payload["model"]["options"] = {
         **model_spec(config.model.name).options,
+        **(options or {}),
         **payload["model"]["options"],
     }
     return digest_of(payload)
+
+
+def answered(record: RunRecord) -> str:
+    """The question a record answers: options younger than it have the value they had without
+    knowing, which need not be today's default."""
+    config = TrainingConfig.of_record(record.config, record.id)
+    taken = model_spec(config.model.name).options
+    return question(config, {key: value for key, value in record.options.items() if key in taken})
 
 
 def _with_record(entry: Entry, known: Mapping[str, RunRecord]) -> Entry:
