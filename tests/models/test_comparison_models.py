@@ -106,7 +106,13 @@ def test_the_loop_transformer_draws_a_mask_for_every_loop() -> None:
 @given(rate=st.floats(0.0, 0.99), rows=st.integers(0, 70), seed=st.integers(0, 2**32 - 1))
 def test_a_dropout_mask_keeps_the_mean_and_the_rate(rate: float, rows: int, seed: int) -> None:
     torch.manual_seed(seed)
-    mask = dropout_mask(torch.empty(rows, 1001, dtype=torch.float64), rate)
+    like = torch.empty(rows, 1001, dtype=torch.float64)
+    assert dropout_mask(like, rate, False) is None
+    mask = dropout_mask(like, rate, True)
+    if rate == 0.0:
+        assert mask is None
+        return
+    assert mask is not None
     assert mask.shape == (rows, 1001)
     dropped = round(rate * 65536) / 65536
     assert set(mask.unique().tolist()) <= {0.0, 1.0 / (1.0 - dropped)}
@@ -115,7 +121,9 @@ def test_a_dropout_mask_keeps_the_mean_and_the_rate(rate: float, rows: int, seed
         share = float((mask == 0).double().mean())
         assert abs(share - dropped) <= 6 * deviation + 1e-12
     torch.manual_seed(seed)
-    assert torch.equal(mask, dropout_mask(mask, rate))
+    again = dropout_mask(like, rate, True)
+    assert again is not None
+    assert torch.equal(mask, again)
 
 
 # ---------------------------------------------------------------------- IGNN

@@ -6,7 +6,8 @@ import torch
 from sheafdeq.certificates import Verdict, certify
 from sheafdeq.data.graph import Graph
 from sheafdeq.errors import InputError
-from sheafdeq.layers.feature_encoder import FeatureEncoder, dropout_mask, harmonic_features
+from sheafdeq.layers.dropout import dropout_mask
+from sheafdeq.layers.feature_encoder import FeatureEncoder, harmonic_features
 from sheafdeq.models import EIGNN, GAT, GCN, IGNN, MLP, SheafCascade, SheafDEQ, SheafDEQLayer
 from sheafdeq.models.neural_sheaf_diffusion import NeuralSheafDiffusion
 from sheafdeq.predictions import certify_predictions

@@ -10,12 +10,17 @@ __all__ = ["dropout_mask"]
 BITS = 1 << 16
 
 
-def dropout_mask(like: Tensor, rate: float) -> Tensor:
-    """Zero with probability p, else 1 / (1 - p): shape, type and device of ``like``, no gradient.
+def dropout_mask(like: Tensor, rate: float, training: bool) -> Tensor | None:
+    """Shape, type and device of ``like``: zero with probability p, else 1 / (1 - p); None in
+    evaluation mode.
 
-    p is the rate to the next multiple of 2^-16, so that one draw of PyTorch's generator serves four
-    entries: a third of the time of ``torch.nn.functional.dropout``, which draws for each.
+    p is the multiple of 2^-16 nearest to the rate, so that one draw of PyTorch's generator serves
+    four entries; ``torch.nn.functional.dropout`` draws for each. Multiplying by a fixed nonnegative
+    mask keeps a nonnegative drive nonnegative, so what is proved for every drive B >= 0 holds of a
+    masked solve, too.
     """
+    if not training or rate == 0.0:
+        return None
     dropped = min(round(rate * BITS), BITS - 1)
     drawn = torch.randint(-(1 << 63), (1 << 63) - 1, (-(-like.numel() // 4),), device=like.device)
     bits = drawn.view(torch.int16)[: like.numel()].view(like.shape)

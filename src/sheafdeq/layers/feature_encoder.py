@@ -32,7 +32,6 @@ __all__ = [
     "Encoding",
     "EncodingDropout",
     "FeatureEncoder",
-    "dropout_mask",
     "harmonic_features",
 ]
 
@@ -181,14 +180,3 @@ class EncodedModel(GraphModel):
             dropout=dropout,
             harmonics=harmonics,
         )
-
-
-def dropout_mask(like: Tensor, rate: float, training: bool) -> Tensor | None:
-    """(n, c) entries 0 or 1 / (1 - rate), to be drawn once a solve; None in evaluation mode.
-
-    Multiplying by a fixed nonnegative mask keeps a nonnegative drive nonnegative, so what is proved
-    for every drive B >= 0 holds of the masked solve, too.
-    """
-    if not training or rate == 0.0:
-        return None
-    return torch.empty_like(like).bernoulli_(1 - rate).div_(1 - rate)

@@ -19,7 +19,8 @@ from sheafdeq.layers.adjacency import gcn_weights, propagate
 from sheafdeq.layers.adjacency_spectrum import AdjacencySpectrum, spectrum_of
 from sheafdeq.layers.checks import checked_positive
 from sheafdeq.layers.convolution_model import ConvolutionModel
-from sheafdeq.layers.feature_encoder import EncodedWidth, dropout_mask
+from sheafdeq.layers.dropout import dropout_mask
+from sheafdeq.layers.feature_encoder import EncodedWidth
 from sheafdeq.recurrence import edge_field, node_field
 from sheafdeq.solvers import Partition, Solution, Solver, Status
 from sheafdeq.solvers.solution import AdjointReport

@@ -14,7 +14,8 @@ from sheafdeq.edges import Edges
 from sheafdeq.errors import InputError
 from sheafdeq.layers.adjacency import gcn_weights, propagate
 from sheafdeq.layers.convolution_model import ConvolutionModel
-from sheafdeq.layers.feature_encoder import EncodedWidth, dropout_mask
+from sheafdeq.layers.dropout import dropout_mask
+from sheafdeq.layers.feature_encoder import EncodedWidth
 from sheafdeq.layers.initialise import xavier
 from sheafdeq.ops.linear import linear
 from sheafdeq.recurrence import edge_field, node_field

@@ -37,7 +37,7 @@ class LoopContext:
     projection_bias: Tensor  # (3c,)
     start: Tensor = node_field()  # (n, c) the encoded features
     edge_embedding: Tensor | None = edge_field(default=None)  # (e, c)
-    # (n, 2c) dropout of the feed-forward block, already scaled
+    # (n, 2c) dropout of the feed-forward block where one mask serves the solve
     mask: Tensor | None = node_field(default=None)
 
 
@@ -128,9 +128,8 @@ class LoopTransformer(HeadModel, GatheringModel):
         embedding = (
             None if self.edge_dim is None or graph.edge_attr is None else self.edge(graph.edge_attr)
         )
-        mask = None
-        if self.training and self.dropout and not self.masks_each_loop:
-            mask = dropout_mask(start.new_empty(len(start), self.expand.out_features), self.dropout)
+        hidden = start.new_empty(len(start), self.expand.out_features)
+        mask = dropout_mask(hidden, self.dropout, self.training and not self.masks_each_loop)
         layers = (self.query, self.key, self.value)
         projection = torch.cat([layer.weight for layer in layers])
         bias = torch.cat([layer.bias for layer in layers])
@@ -164,9 +163,10 @@ class LoopTransformer(HeadModel, GatheringModel):
         """One pass through the block."""
         state = self.norm_attention(own + self.convolve(own, table, edges, context))
         hidden = functional.gelu(self.expand(state))
-        if context.mask is not None:
-            hidden = hidden * context.mask
-        elif self.training and self.dropout:
-            hidden = hidden * dropout_mask(hidden, self.dropout)
+        mask = context.mask
+        if mask is None:
+            mask = dropout_mask(hidden, self.dropout, self.training)
+        if mask is not None:
+            hidden = hidden * mask
         result: Tensor = self.norm_forward(state + self.contract(hidden))
         return result

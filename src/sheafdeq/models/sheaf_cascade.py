@@ -18,8 +18,8 @@ from sheafdeq.errors import InputError
 from sheafdeq.layers.cascade_level import CascadeLevel, Sheaf
 from sheafdeq.layers.checks import checked_positive
 from sheafdeq.layers.dense import Dense
+from sheafdeq.layers.dropout import dropout_mask
 from sheafdeq.layers.edge_features import edge_feature_width, edge_features
-from sheafdeq.layers.feature_encoder import dropout_mask
 from sheafdeq.layers.gates import gate_by_name
 from sheafdeq.layers.initialise import linear, xavier
 from sheafdeq.layers.masked_readout import MaskedReadout

@@ -12,7 +12,7 @@ from sheafdeq.data.graph import Graph
 from sheafdeq.edges import Edges
 from sheafdeq.equilibrium import Solving
 from sheafdeq.errors import InputError
-from sheafdeq.layers.feature_encoder import dropout_mask
+from sheafdeq.layers.dropout import dropout_mask
 from sheafdeq.layers.initialise import linear, xavier
 from sheafdeq.layers.masked_readout import MaskedReadout
 from sheafdeq.layers.operator import SheafOperator
