@@ -228,3 +228,19 @@ def test_terrain_split_by_image_does_not_leak() -> None:
     assert 0 < by_node.train.mask.reshape(-1, 10).float().mean(1).median() < 1
     with pytest.raises(InputError, match="split_by"):
         load_task("mnist-terrain-standin", split_by="chain")
+
+
+def test_terrain_keeps_off_the_margin():
+    plain, kept = load_task("mnist-terrain-standin"), load_task("mnist-terrain-standin", margin=4)
+    assert plain.digest != kept.digest
+    assert "margin" not in plain.options
+    assert kept.options["margin"] == 4
+    place = 27 * kept.train.graph.x[:, 1:]
+    assert place.min() >= 4
+    assert place.max() <= 23
+    assert (27 * plain.train.graph.x[:, 1:]).min() < 4
+    for wrong in (-1, 13):
+        with pytest.raises(InputError, match=f"margin must be 0 to 12, got {wrong}"):
+            load_task("mnist-terrain-standin", margin=wrong)
+    with pytest.raises(InputError, match="terrain needs 2 to 16 pixels"):
+        load_task("mnist-terrain-standin", margin=12, pixels=17)
