@@ -29,6 +29,7 @@ def record(
     edge_inputs=None,
     differences=None,
     masks=None,
+    margin=None,
     **training,
 ):
     """A record with the given scores; everything else is what a run would write."""
@@ -38,6 +39,8 @@ def record(
     if masks is not None:
         options["masks"] = masks
     task_options = {} if edge_inputs is None else {"edge_inputs": edge_inputs}
+    if margin is not None:
+        task_options["margin"] = margin
     config = TrainingConfig.parse(
         {
             "task": {"name": task, "level": level, "options": task_options},

@@ -228,11 +228,15 @@ def test_recipes_that_differ_by_their_task_share_a_row():
         return record(validation=1.0, model="sheaf-cascade", shift=None, **fields, **training)
 
     records = [by("cascade-coordinates", test=-0.1, task="coordinates", level=None)]
-    records.append(by("cascade-terrain", test=90.0, task="mnist-terrain", level=None))
+    terrain = {"task": "mnist-terrain", "level": None}
+    records.append(by("cascade-terrain", test=90.0, margin=4, **terrain))
+    records.append(by("cascade-terrain", test=95.0, **terrain))  # another reading of the task
     table = paper_table("distributed", summarise(records), select)
     (row,) = [row for row in table.rows if "Cascade" in row.title]
     assert row.title == "Sheaf-Cascade Δ [recipe cascade]"
     assert [cell.spread is not None for cell in row.cells] == [False, False, True, True]
+    assert row.cells[2].spread == (90.0, 90.0, 90.0)
+    assert "MNIST Terrain: with margin 4, our reading of the task." in table.notes
 
 
 def test_rows_say_which_see_differences():

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from sheafdeq.records import RunRecord
-from sheafdeq.report.summary import Summary
+from sheafdeq.report.summary import Summary, options_text
 from sheafdeq.training.config import TrainingConfig
 from sheafdeq.training.recipe import recipe_names, recipe_values
 
@@ -215,7 +215,7 @@ def _column(record: RunRecord) -> tuple[str, int | None, str]:
         for key, value in record.config["task"]["options"].items()
         if key != "edge_inputs"
     }
-    text = ", ".join(f"{key} {value}" for key, value in sorted(options.items()))
+    text = options_text(options)
     if record.task.split is not None:
         text = ", ".join(part for part in (f"split {record.task.split}", text) if part)
     return record.task.name, record.task.level, text

@@ -12,10 +12,16 @@ from sheafdeq.records.run_record import RunRecord
 __all__ = [
     "LONGEST_NAME",
     "Summary",
+    "options_text",
 ]
 
 LONGEST_NAME = 80
 """Characters of a protocol's name in titles and notes."""
+
+
+def options_text(options: Mapping[str, Any]) -> str:
+    """Options of a task in a few words, for the column they make; none for the task as it is."""
+    return ", ".join(f"{key} {value}" for key, value in sorted(options.items()))
 
 
 @dataclass(frozen=True)

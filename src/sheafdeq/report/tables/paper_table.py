@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from sheafdeq.report.summary import LONGEST_NAME, Summary
+from sheafdeq.report.summary import LONGEST_NAME, Summary, options_text
 from sheafdeq.report.tables.paper import PAPER_SEEDS, paper_numbers
 from sheafdeq.report.tables.run_rows import (
     DIFFERENCES,
@@ -61,7 +61,10 @@ def paper_table(
     """
     paper = paper_numbers(name)
     columns = paper["columns"]
-    keys = [(column["task"], column["level"], "") for column in columns]
+    keys = [
+        (column["task"], column["level"], options_text(column.get("options", {})))
+        for column in columns
+    ]
     forms = [_form(column, metric) for column in columns]
     usable = [_paper_seeds_only(summary) for summary in summaries if summary.column in keys]
     usable = [summary for summary in usable if summary.records and not _fine_tuned(summary)]
@@ -120,6 +123,11 @@ def paper_table(
     )
     shown = [summary for row in ours for summary in row if summary is not None]
     notes = [*run_notes(shown, full), *_comparison_notes(table, summaries, usable, excluded)]
+    notes += [
+        f"{column['title']}: with {text}, our reading of the task."
+        for column, (_, _, text) in zip(columns, keys, strict=True)
+        if text
+    ]
     if apart:
         notes.append(f"{apart} runs of the ablations stand in tables of their own (RESULTS.md).")
     return replace(table, notes=tuple(notes))
