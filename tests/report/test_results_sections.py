@@ -99,9 +99,8 @@ def test_readings_of_the_warm_up_stand_beside_the_papers_range():
     group = next(g for g in sweep.file.parts if g.title == "reading: warm-up of a fifth")
     (config,) = [c for c in sweep.configs_of(group) if c.task.level == 7]
     run = answering(config, test=98.1)
-    run = run.model_copy(
-        update={"model": run.model.model_copy(update={"title": "Loop Transformer"})}
-    )
+    facts = {"title": "Loop Transformer", "options": {"masks": "loop"}}
+    run = run.model_copy(update={"model": run.model.model_copy(update=facts)})
     text = reading_text(evidence_of([run]))
     assert (
         "| Loop Transformer | L7 | warm-up of a fifth | 98.1 | 1 of 1 | 98.8 [97.0, 99.2]" in text
