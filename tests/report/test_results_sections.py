@@ -99,7 +99,7 @@ def test_readings_of_the_warm_up_stand_beside_the_papers_range():
     group = next(g for g in sweep.file.parts if g.title == "reading: warm-up of a fifth")
     (config,) = [c for c in sweep.configs_of(group) if c.task.level == 7]
     run = answering(config, test=98.1)
-    facts = {"title": "Loop Transformer", "options": {"masks": "loop"}}
+    facts = {"title": "Loop Transformer", "options": {"dropout": 0.1, "masks": "loop"}}
     run = run.model_copy(update={"model": run.model.model_copy(update=facts)})
     text = reading_text(evidence_of([run]))
     assert (
