@@ -12,8 +12,8 @@ shares its image, and so its label, with training nodes, and a model that can te
 need only remember. ``split_by="image"`` keeps whole images apart.
 
 Which pixels an agent may stand on is not printed either. Here it is any of the 28 x 28;
-``margin=4`` keeps agents off the four outermost rows and columns, which MNIST leaves black around
-every digit (``docs/results.md`` says which of the two agrees with the paper's numbers).
+``margin=4`` keeps agents off the four outermost rows and columns, where MNIST has next to nothing
+(``docs/results.md`` says which of the two agrees with the paper's numbers).
 
 ``mnist-terrain-standin`` draws rings and bars instead of reading MNIST: same shapes, no files, not
 comparable.
