@@ -65,8 +65,8 @@ class LoopTransformer(HeadModel, GatheringModel):
 
     The paper's own control; there is no other code. Readings: a two-layer ReLU encoder, which the
     printed count requires; dropout after the GELU, with a mask for each loop. One mask for the
-    whole solve marks every node for as long as it is trained, and what is learnt from the marks is
-    gone at test time (``docs/results.md``). Without edge features the paper feeds a zero attribute
+    whole solve can serve as a mark of its node that is gone at test time; so trained, it stayed far
+    below the paper (``docs/results.md``). Without edge features the paper feeds a zero attribute
     of width one; its embedding is identically zero, so it is skipped, and the 48 parameters stay
     for the count. 21,843 parameters at f = 3, c = 48, o = 3, whatever K.
 
