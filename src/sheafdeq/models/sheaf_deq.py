@@ -263,7 +263,8 @@ class SheafDEQ(SheafModel):
         if self.edge_dim:
             extra += f", edge_dim={self.edge_dim}"
         return (
-            f"SheafDEQ({self.in_channels}, {self.out_channels}, stalk_dim={self.stalk_dim}, "
+            f"{type(self).__name__}({self.in_channels}, {self.out_channels}, "
+            f"stalk_dim={self.stalk_dim}, "
             f"channels={self.channels}, "
             f"shift={self.shift:g}, steps={self.steps}{extra})"
         )
