@@ -21,6 +21,7 @@ from sheafdeq.records import read_sealed, write_sealed
 from sheafdeq.training.config import TrainingConfig
 from sheafdeq.training.interrupt import Suspended
 from sheafdeq.training.loop import EpochMetrics
+from sheafdeq.training.memory import keep_freed_memory
 from sheafdeq.training.run import Busy, train
 from sheafdeq.training.run_identity import Identity
 from sheafdeq.training.store import RunStore
@@ -107,6 +108,7 @@ def attempt(
     :class:`StoreError` passes through: a full disk is no property of the run.
     """
     assert entry.identity is not None
+    keep_freed_memory()
     try:
         train(
             entry.config,
