@@ -107,7 +107,8 @@ def test_the_page_says_what_it_must(results, capsys):
     assert "5 of the 79 cells" in page
     assert "1 inside its range, 2 above, 2 below" in page
     assert "3 cells lie more than 2 points outside, 3 of them unexplained" in page
-    assert "L10 98.5 1/5 inside" in page
+    assert "by the paper's protocol: 60.0, 98.9, 98.5 % at L7, L9, L10 (one seed); inside" in page
+    assert "inside the paper's range but for L7 (34.8 below), L9 (0.6 above)." in page
     assert "| L10 | L10 fresh |" in page
     assert "97.0 1/1" in page
     assert "| community | SheafDEQ | 3 | 4.5 | 1.5 |" in page

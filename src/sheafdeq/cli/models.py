@@ -14,7 +14,7 @@ from sheafdeq.report.grid import cells, fitted, terminal_width, wrapped
 __all__ = ["configure", "run", "table"]
 
 NOTES = {
-    "sheafdeq": "the text gives 10,798; the printed 11,045 is that with W_1 of size q x q, not d x d",
+    "sheafdeq": "the text gives 10,798; the printed 11,045 is that with W_1 q x q, not d x d",
     "dnsd": "printed without the gate that the prose describes; with it 12,087 and 26,055",
     "energygnn": "the state width is not printed; 7 is one of several readings that give 340",
 }

@@ -32,8 +32,9 @@ def parameter_table(counts: Mapping[int, Sequence[tuple[str, Mapping[str, Any], 
     notes = (
         "The task has two input features; every count the paper prints that can be matched needs "
         "three.",
-        "The text of the paper gives 10,798 for SheafDEQ with three features. The printed 11,045 is "
-        "that with a first mixer of channels (q x q) in the place of the stalk mixer W_1 (d x d).",
+        "The text of the paper gives 10,798 for SheafDEQ with three features; the printed 11,045 "
+        "is that with a first mixer of channels (q x q) in the place of the stalk mixer W_1 "
+        "(d x d).",
     )
     return Table(
         paper["title"], (*(f"ours, f = {width}" for width in widths), "paper"), tuple(rows), notes
