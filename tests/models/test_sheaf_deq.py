@@ -10,6 +10,7 @@ from torch_geometric.data import Batch, Data
 import sheafdeq.models.sheaf_deq as module
 from graphs import random_graph
 from sheafdeq.data.graph import Graph
+from sheafdeq.errors import InputError
 from sheafdeq.layers.restriction import normalise_rows
 from sheafdeq.models import SheafDEQ
 from sheafdeq.solvers import Picard
@@ -42,6 +43,11 @@ class TestContractWithoutNormalisation(ModelContract):
         return awake(SheafDEQ(3, 2, 2, 2, steps=4, pre_norm=False))
 
 
+class TestContractWithoutStalkMixing(ModelContract):
+    def make_model(self):
+        return SheafDEQ(3, 2, 3, 2, steps=4, mixers="channels")
+
+
 class TestContractOtherNorm(ModelContract):
     def make_model(self):
         return awake(SheafDEQ(3, 2, 2, 2, steps=4, norm_order=math.inf))
@@ -72,6 +78,7 @@ def cases(draw, edge=True):
         shift=draw(st.sampled_from([1.05, 1.2, 1.6])),
         pre_norm=draw(st.booleans()),
         norm_order=draw(st.sampled_from([1.0, 2.0, 3.0, math.inf])),
+        mixers=draw(st.sampled_from(["stalks", "channels"])),
     ).double()
     with torch.no_grad():
         for p in model.parameters():
@@ -79,6 +86,13 @@ def cases(draw, edge=True):
                 p.normal_()
     state = torch.exp(torch.randn(graph.num_nodes, d * q, generator=g, dtype=DOUBLE))
     return model, graph, state
+
+
+def mixers(model):
+    """W_1 on stalks and W_2 on channels; or nothing on stalks and W_1 W_2 on channels."""
+    if model.mixers == "stalks":
+        return model.stalk_mixing, model.channel_mixing
+    return torch.eye(model.stalk_dim, dtype=DOUBLE), model.first_mixing @ model.channel_mixing
 
 
 def dense_step(model, graph, state):
@@ -104,12 +118,8 @@ def dense_step(model, graph, state):
         laplacian[v * d : (v + 1) * d, u * d : (u + 1) * d] -= target.T @ source
     root = torch.kron(torch.diag(degree**-0.5), torch.eye(d, dtype=DOUBLE))
     p = torch.eye(n * d, dtype=DOUBLE) - root @ laplacian @ root
-    moved = (
-        p
-        @ torch.kron(torch.eye(n, dtype=DOUBLE), model.stalk_mixing)
-        @ stacked
-        @ model.channel_mixing
-    )
+    stalks, channels = mixers(model)
+    moved = p @ torch.kron(torch.eye(n, dtype=DOUBLE), stalks) @ stacked @ channels
     drive = torch.relu(graph.x @ model.drive.weight.T + model.drive.bias)
     return torch.tanh(moved.view(n, d * q)) + model.shift + drive
 
@@ -120,6 +130,7 @@ def test_dense_twin(case):
     model, graph, state = case
     with torch.no_grad():
         context = model.prepare(graph)
+        stalks, channels = mixers(model)
         expected = dense_step(model, graph, state)
         for computed in (
             model.step(state, context),
@@ -127,11 +138,9 @@ def test_dense_twin(case):
             torch.tanh(
                 (
                     model.operator(state, context).to_dense()
-                    @ (
-                        model.stalk_mixing
-                        @ state.view(-1, model.stalk_dim, model.channels)
-                        @ model.channel_mixing
-                    ).reshape(-1, model.channels)
+                    @ (stalks @ state.view(-1, model.stalk_dim, model.channels) @ channels).reshape(
+                        -1, model.channels
+                    )
                 ).view_as(state)
             )
             + model.shift
@@ -207,6 +216,12 @@ def test_paper_parameter_counts():
     assert SheafDEQ(2, 3).num_parameters() == 10_750
     assert SheafDEQ(3, 3).num_parameters() == 10_798
     assert SheafDEQ(3, 3, steps=50).num_parameters() == 10_798
+    assert SheafDEQ(3, 3, mixers="channels").num_parameters() == 11_045  # as printed
+
+
+def test_unknown_mixers_are_named():
+    with pytest.raises(InputError, match="mixers must be 'stalks' or 'channels', got 'nodes'"):
+        SheafDEQ(2, 3, mixers="nodes")
 
 
 def test_named_parameters_can_be_exchanged():

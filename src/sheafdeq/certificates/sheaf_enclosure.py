@@ -121,10 +121,7 @@ class SheafEnclosure:
         self.first_bias = first.bias.detach()
         last: list[Any] = [model.source_maps[2], model.target_maps[2]]
         self.second = [(layer.weight.detach(), layer.bias.detach()) for layer in last]
-        self.stalk_mixing, self.channel_mixing = (
-            model.stalk_mixing.detach(),
-            model.channel_mixing.detach(),
-        )
+        self.stalk_mixing, self.channel_mixing = (matrix.detach() for matrix in model.mixing())
         self.half = self.first_bias.shape[0] // 2
         self.edges_at_once = edges_at_once
         pointer = self.edges.pointer

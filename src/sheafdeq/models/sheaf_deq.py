@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -68,7 +69,10 @@ class SheafDEQ(SheafModel):
 
     Parameters (state-dict names in brackets): drive [``drive``], generators of the maps
     [``source_maps``, ``target_maps``], stalk mixing W_1 (d x d) [``stalk_mixing``], channel mixing
-    W_2 (q x q) [``channel_mixing``], readout [``readout``].
+    W_2 (q x q) [``channel_mixing``], readout [``readout``]. With ``mixers="channels"`` W_1 is
+    (q x q) [``first_mixing``], the propagated state is H W_1 W_2, and nothing mixes stalks: at
+    f = 3 the model then has the 11,045 parameters that the paper prints, where its text gives
+    10,798 (``docs/results.md`` says what each reading learns).
 
     Args:
         in_channels: width f of the node features; -1: that of the first graph.
@@ -80,6 +84,7 @@ class SheafDEQ(SheafModel):
         edge_dim: width of the edge features, which enter the map generators; None without.
         pre_norm: row-normalise the state before the generators (False is the paper's ablation).
         norm_order: p in [1, inf] of that normalisation.
+        mixers: ``"stalks"``: W_1 acts on stalks, as in the equation; ``"channels"``: on channels.
         encoder: widths of a perceptron on the features
             (:class:`~sheafdeq.layers.feature_encoder.FeatureEncoder`); empty: none.
         harmonics: frequencies of the sines and cosines that stand beside each feature, for
@@ -114,6 +119,7 @@ class SheafDEQ(SheafModel):
         shift: float = 1.3,
         pre_norm: bool = True,
         norm_order: float = 2,
+        mixers: Literal["stalks", "channels"] = "stalks",
         readout_norm: bool = False,
         **options: Unpack[SheafOptions],
     ) -> None:
@@ -126,12 +132,18 @@ class SheafDEQ(SheafModel):
         self.shift = float(shift)
         self.pre_norm = bool(pre_norm)
         self.norm_order = checked_norm_order(norm_order)
+        if mixers not in ("stalks", "channels"):
+            raise InputError(f"mixers must be 'stalks' or 'channels', got {mixers!r}")
+        self.mixers = mixers
         edge_dim = self.edge_dim or 0
         d, q, c, features = self.stalk_dim, self.channels, self.width, self.inputs.out_channels
         self.drive = linear(features, c)
         self.source_maps = map_generator(c, edge_dim, d)
         self.target_maps = map_generator(c, edge_dim, d)
-        self.stalk_mixing = nn.Parameter(torch.empty(d, d))
+        if mixers == "stalks":
+            self.stalk_mixing = nn.Parameter(torch.empty(d, d))
+        else:
+            self.first_mixing = nn.Parameter(torch.empty(q, q))
         self.channel_mixing = nn.Parameter(torch.empty(q, q))
         self.readout = MaskedReadout(
             c, self.out_channels, norm=readout_norm, skip=features if self.skip else None
@@ -230,8 +242,15 @@ class SheafDEQ(SheafModel):
         )
         return SheafOperator(context.edges, *maps)
 
+    def mixing(self) -> tuple[Tensor, Tensor]:
+        """What the state is multiplied by: (d, d) on stalks and (q, q) on channels."""
+        if self.mixers == "stalks":
+            return self.stalk_mixing, self.channel_mixing
+        stalks = torch.eye(self.stalk_dim).to(self.channel_mixing)
+        return stalks, self.first_mixing @ self.channel_mixing
+
     def _weights(self) -> StepWeights:
-        return StepWeights(*self._layers(), self.stalk_mixing, self.channel_mixing)
+        return StepWeights(*self._layers(), *self.mixing())
 
     def _layers(self) -> tuple[Layers, Layers]:
         """First and second layers of both generators."""
@@ -251,9 +270,8 @@ class SheafDEQ(SheafModel):
 
     def _values(self, state: Tensor) -> Tensor:
         """(rows, c) -> (rows, d, q): W_1 H_v W_2."""
-        return (
-            self.stalk_mixing @ state.view(-1, self.stalk_dim, self.channels) @ self.channel_mixing
-        )
+        stalks, channels = self.mixing()
+        return stalks @ state.view(-1, self.stalk_dim, self.channels) @ channels
 
     def _first_layer(self) -> FirstLayer:
         return FirstLayer(self.source_maps, self.target_maps, self.width)

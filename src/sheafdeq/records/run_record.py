@@ -105,6 +105,7 @@ ADDED_LATER: dict[str, Any] = {
     "harmonics": 0,
     "input_dropout": 0.0,
     "masks": "solve",
+    "mixers": "stalks",
     "readout_norm": False,
     "skip": False,
 }

@@ -44,7 +44,11 @@ the paper does not print. A constant rate is another protocol.
 PAPER_SCHEDULE: dict[str, float] = {"warmup": 0.1, "decay": 0.2, "floor": 0.01}
 NOT_PROTOCOL = ("task", "model", "seed", "threads", "test_every", "score_every")
 """Fields of a configuration that say what is trained, or change no number."""
-PAPER_OPTIONS: dict[str, dict[str, Any]] = {"loop-transformer": {"masks": "loop"}}
+PAPER_OPTIONS: dict[str, dict[str, Any]] = {
+    "loop-transformer": {"masks": "loop"},
+    "sheafdeq": {"mixers": "stalks"},
+    "sheafdeq-no-norm": {"mixers": "stalks"},
+}
 """Model options whose other values are another training than the paper's."""
 READ_DIFFERENCES = frozenset({"sheaf-cascade", "strong-sheaf", "strong-attention", "sheaf-relay"})
 """Models that form differences of raw features on their own."""

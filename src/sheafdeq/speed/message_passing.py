@@ -42,7 +42,8 @@ class MessagePassingStep(MessagePassing):  # type: ignore[misc]
             normalised = rows / torch.linalg.vector_norm(
                 rows, ord=model.norm_order, dim=-1, keepdim=True
             ).clamp(min=1e-12)
-        values = model.stalk_mixing @ rows @ model.channel_mixing
+        stalks, channels = model.mixing()
+        values = stalks @ rows @ channels
         change = self.propagate(
             edge_index,
             normalised=normalised.reshape(n, d * q),
