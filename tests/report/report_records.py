@@ -29,6 +29,7 @@ def record(
     edge_inputs=None,
     differences=None,
     masks=None,
+    mixers=None,
     margin=None,
     **training,
 ):
@@ -38,6 +39,8 @@ def record(
         options["differences"] = differences
     if masks is not None:
         options["masks"] = masks
+    if mixers is not None:
+        options["mixers"] = mixers
     task_options = {} if edge_inputs is None else {"edge_inputs": edge_inputs}
     if margin is not None:
         task_options["margin"] = margin

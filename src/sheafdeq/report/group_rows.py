@@ -23,6 +23,7 @@ TABLED = ("evidence", "reliable")
 """Presets whose runs stand in the paper's tables, whoever else asks for them."""
 
 READING = "reading: "
+WARM_UP = f"{READING}warm-up"
 """How the groups of the preset ``evidence`` begin that settle the length of the warm-up."""
 
 
@@ -110,7 +111,7 @@ def ablation_text(evidence: Evidence, preset: str, recipe: str) -> str:
 def reading_text(evidence: Evidence) -> str:
     """How long the warm-up is: runs of models that are not ours under three readings."""
     rows = [row for row in group_rows("evidence", evidence.found.runs) if row.records]
-    found = [row for row in rows if row.title.startswith(READING)]
+    found = [row for row in rows if row.title.startswith(WARM_UP)]
     if not found:
         return "Not run yet (groups `reading` of `sheafdeq sweep run evidence`)."
     table = evidence.table("community")

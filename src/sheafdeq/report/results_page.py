@@ -26,6 +26,7 @@ from sheafdeq.report.graph_scores import graph_scores_text
 from sheafdeq.report.grid import markdown_grid
 from sheafdeq.report.group_rows import ablation_text, reading_text
 from sheafdeq.report.headlines import headlines
+from sheafdeq.report.mixers import mixers_text
 from sheafdeq.report.tables import Table, render, staleness_table
 from sheafdeq.report.time_to_accuracy import time_text
 
@@ -55,6 +56,8 @@ def results_page(evidence: Evidence, command: str) -> str:
         graph_scores_text(evidence),
         "## How long is the warm-up?",
         reading_text(evidence),
+        "## What does W_1 mix?",
+        mixers_text(evidence),
         "## What each ingredient of the recipe gives",
         ablation_text(evidence, "ablation", "the recipe `reliable`, in 120 epochs"),
         "## What depth, ties and noise give the cascade",

@@ -41,8 +41,14 @@ def row_protocol(summary: Summary) -> str:
 
 
 def configuration_label(summary: Summary) -> str:
-    """The model with the options its configuration names."""
-    return ", ".join([summary.title, *(f"{key} {value}" for key, value in summary.options.items())])
+    """The model with the options its configuration names and its row does not."""
+    return ", ".join([summary.title, *_options(summary)])
+
+
+def _options(summary: Summary) -> list[str]:
+    """``shift 1.3``, without what the protocol says already (``mixers=channels``)."""
+    said = summary.protocol.split(", ")
+    return [f"{key} {v}" for key, v in summary.options.items() if f"{key}={v}" not in said]
 
 
 def summary_cell(
@@ -57,11 +63,7 @@ def summary_cell(
     if summary is None:
         return Cell(form=form)
     marks = ("†",) if summary.unconverged else ()
-    note = (
-        ", ".join(f"{key} {value}" for key, value in summary.options.items())
-        if show_options
-        else ""
-    )
+    note = ", ".join(_options(summary)) if show_options else ""
     runs = tuple(record.id for record in summary.records)
     return Cell(
         summary.spread(metric), form, (len(summary.records), planned), marks, None, note, runs=runs
