@@ -45,6 +45,9 @@ class ContinuedRow:
     score_last: float | None
     starts: int
     groups: int
+    resting: int  # nodes that change by less than the tolerance from some iteration on
+    nodes: int
+    tolerance: float  # of the nodes at rest
 
     def words(self) -> tuple[str, ...]:
         """One line of the table of the page."""
@@ -58,6 +61,7 @@ class ContinuedRow:
             number_text(self.last),
             _score(self.score_at_horizon),
             _score(self.score_last),
+            f"{self.resting} of {self.nodes}",
             f"{self.groups} of {self.starts}",
             PAPER_SETTLING.get(self.model, "") if plain else "",
         )
@@ -74,6 +78,8 @@ def continued_rows(evidence: Evidence) -> list[ContinuedRow]:
         record = runs.get(payload["run"])
         continued, bands = payload["continued"], payload["continued"]["bands"]
         horizon, iterations = continued["horizon"], continued["iterations"]
+        settling = continued["trajectories"][0]["settling"]  # from the start it was trained with
+        resting = sum(settling["counts"])
         rows.append(
             ContinuedRow(
                 payload["model"]["name"],
@@ -90,6 +96,9 @@ def continued_rows(evidence: Evidence) -> list[ContinuedRow]:
                 _at(bands["score"], iterations),
                 len(continued["trajectories"]),
                 len(continued["agreement"]["groups"]),
+                resting,
+                resting + settling["unsettled"],
+                settling["tolerance"],
             )
         )
     return sorted(

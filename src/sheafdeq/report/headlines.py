@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sheafdeq.report.continued_rows import continued_rows, number_text
+from sheafdeq.report.continued_rows import continued_rows
 from sheafdeq.report.evidence import POINTS, Difference, Evidence, paired_rows, short_title
 from sheafdeq.report.tables import Cell, Table
 
@@ -54,9 +54,11 @@ def _sheafdeq_line(table: Table) -> str:
         if row is None
         else [(c, cell) for c, cell in zip(table.columns, row.cells, strict=True) if cell.verdict]
     )
+    channels = _cells_of(table, f"SheafDEQ [{CHANNELS}]")
+    other = f"; with W_1 on channels: {_told(channels)}" if channels else ""
     return (
-        f"**SheafDEQ** by the paper's protocol: {_told(paper)}{_places(paper)}. By the recipe "
-        "`reliable`, with differences on its edges: "
+        f"**SheafDEQ** by the paper's protocol: {_told(paper)}{_places(paper)}{other}. By the "
+        "recipe `reliable`, with differences on its edges: "
         f"{_told(_cells_of(table, 'SheafDEQ Δ [recipe reliable]'))}; with twice the epochs: "
         f"{_told(_cells_of(table, 'SheafDEQ Δ [recipe reliable-long]'))}."
     )
@@ -150,23 +152,24 @@ def _middle(cell: Cell) -> str:
     return format(cell.spread[0], cell.form)
 
 
+CHANNELS = "mixers=channels"
+"""The protocol of runs whose W_1 mixes channels, as the printed number of parameters has it."""
+
+
 def _settling_line(evidence: Evidence) -> str:
-    rows = [
-        row
-        for row in continued_rows(evidence)
-        if row.protocol == "paper" and row.model == "sheafdeq"
-    ]
-    if not rows:
+    found = {
+        row.protocol: f"{row.resting} of {row.nodes} nodes of `{row.run[:8]}` rest (change by less "
+        f"than {row.tolerance:.0e}) within {row.iterations} iterations"
+        for row in reversed(continued_rows(evidence))
+        if row.model == "sheafdeq"
+    }
+    if "paper" not in found:
         return (
             "**Settling.** The paper's checkpoints have not been iterated on under its "
             "protocol yet."
         )
-    row = rows[0]
-    verdict = "settles" if row.last is not None and row.last <= 1e-3 else "does not settle"
+    other = f"; with W_1 on channels {found[CHANNELS]}" if CHANNELS in found else ""
     return (
-        f"**Settling.** Our level-7 SheafDEQ of the paper's protocol (`{row.run[:8]}`) {verdict}: "
-        "median update "
-        f"{number_text(row.last)} at iteration {row.iterations}, {row.groups} end state(s) from "
-        f"{row.starts} starts; "
-        "the paper's has 8.95e-07 at 420."
+        f"**Settling** at level 7. By the paper's protocol {found['paper']}{other}; the paper's "
+        "largest change is 8.95e-07 at 420."
     )

@@ -127,13 +127,16 @@ def _continued_text(evidence: Evidence) -> str:
         "at the end",
         "accuracy at the horizon",
         "at the end",
+        "nodes at rest",
         "end states",
         "the paper",
     )
     return (
         "Median over six starts of the largest relative change of a node in one step, and of the "
         "test accuracy, at the trained horizon and at the end (`sheafdeq studies results/runs "
-        "--paper`). End states: how many different ones the starts reach.\n\n"
+        "--paper`, `sheafdeq diagnose RUN`). Nodes at rest: those that change by less than 1e-3 "
+        "from some iteration on, from the trained start. End states: how many different ones the "
+        "starts reach.\n\n"
         + markdown_grid(header, [row.words() for row in rows])
     )
 
