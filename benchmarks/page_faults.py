@@ -18,7 +18,7 @@ from pathlib import Path
 
 from sheafdeq.machine import processor_name
 
-MODELS = ("graph-attn-deq", "loop-transformer", "sheafdeq", "appnp")
+MODELS = ("graph-attn-deq", "loop-transformer")
 
 
 def measure(name: str, keep: bool, root: str, passes: int) -> dict[str, float]:
