@@ -31,5 +31,6 @@ def test_kept_memory_is_not_asked_for_again():
     if not able:
         pytest.skip("this C library has no mallopt")
     _, returned = _faults("return")
-    # 40 MB five times over are about 49,000 pages of 4 kB, or 100 of 2 MB
-    assert kept < 50 < returned
+    # 40 MB five times over are about 49,000 pages of 4 kB, or 100 of 2 MB; a block that does not
+    # fit into what is kept may be asked for once more
+    assert 4 * kept < returned

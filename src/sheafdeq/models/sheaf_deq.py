@@ -243,7 +243,8 @@ class SheafDEQ(SheafModel):
         return SheafOperator(context.edges, *maps)
 
     def mixing(self) -> tuple[Tensor, Tensor]:
-        """What the state is multiplied by: (d, d) on stalks and (q, q) on channels."""
+        """What the state is multiplied by: (d, d) on stalks and (q, q) on channels. A product of
+        two mixers is rounded once, here; step and certificates have that matrix."""
         if self.mixers == "stalks":
             return self.stalk_mixing, self.channel_mixing
         stalks = torch.eye(self.stalk_dim).to(self.channel_mixing)

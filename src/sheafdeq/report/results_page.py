@@ -136,8 +136,7 @@ def _continued_text(evidence: Evidence) -> str:
         "test accuracy, at the trained horizon and at the end (`sheafdeq studies results/runs "
         "--paper`, `sheafdeq diagnose RUN`). Nodes at rest: those that change by less than 1e-3 "
         "from some iteration on, from the trained start. End states: how many different ones the "
-        "starts reach.\n\n"
-        + markdown_grid(header, [row.words() for row in rows])
+        "starts reach.\n\n" + markdown_grid(header, [row.words() for row in rows])
     )
 
 
