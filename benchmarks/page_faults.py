@@ -27,8 +27,8 @@ def measure(name: str, keep: bool, root: str, passes: int) -> dict[str, float]:
 
     from sheafdeq import load_task
     from sheafdeq.registry import build_model
+    from sheafdeq.training.kept_memory import keep_freed_memory
     from sheafdeq.training.loop import shape_of
-    from sheafdeq.training.memory import keep_freed_memory
 
     torch.set_num_threads(1)
     if keep and not keep_freed_memory():

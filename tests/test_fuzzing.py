@@ -1,6 +1,8 @@
 """A slice of the fuzzing campaign, and proof that the fuzzer finds what it looks for."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,25 @@ def test_a_slice_of_every_door():
     assert set(report.outcomes) == set(TARGETS)
     assert any("result" in counts for counts in report.outcomes.values())
     json.dumps(report.payload())
+
+
+def test_the_guard_refuses_libraries_but_not_the_process_itself(tmp_path):
+    script = (
+        "import ctypes, pathlib, sys\n"
+        "from sheafdeq.fuzzing.guard import ForbiddenAct, Guard\n"
+        "guard = Guard()\n"
+        "with guard.watching(pathlib.Path(sys.argv[1])):\n"
+        "    ctypes.CDLL(None)\n"
+        "    assert guard.violations == []\n"
+        "    try:\n"
+        "        ctypes.CDLL('libstranger.so')\n"
+        "    except ForbiddenAct:\n"
+        "        print(*guard.violations)\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert "ctypes.dlopen" in found
+    assert "libstranger.so" in found
 
 
 @pytest.mark.slow

@@ -223,7 +223,7 @@ def _check_start(options: argparse.Namespace) -> None:
 def run(options: argparse.Namespace) -> int:
     """Train and print the scores."""
     from sheafdeq.training.config import TrainingConfig
-    from sheafdeq.training.memory import keep_freed_memory
+    from sheafdeq.training.kept_memory import keep_freed_memory
     from sheafdeq.training.progress import progress_from
     from sheafdeq.training.run import train
 

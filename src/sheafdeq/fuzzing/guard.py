@@ -76,6 +76,8 @@ class Guard:
     def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
         if self.folder is None:
             return
+        if event == "ctypes.dlopen" and arguments[:1] == (None,):
+            return  # the process itself: nothing is loaded
         if event in _FORBIDDEN:
             self._refuse(f"{event} {arguments[:1]!r}")
         elif event == "exec":

@@ -20,8 +20,8 @@ from sheafdeq.errors import RecordError, StoreError
 from sheafdeq.records import read_sealed, write_sealed
 from sheafdeq.training.config import TrainingConfig
 from sheafdeq.training.interrupt import Suspended
+from sheafdeq.training.kept_memory import keep_freed_memory
 from sheafdeq.training.loop import EpochMetrics
-from sheafdeq.training.memory import keep_freed_memory
 from sheafdeq.training.run import Busy, train
 from sheafdeq.training.run_identity import Identity
 from sheafdeq.training.store import RunStore

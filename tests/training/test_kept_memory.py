@@ -9,7 +9,7 @@ import pytest
 SCRIPT = """
 import json, resource, sys
 import torch
-from sheafdeq.training.memory import keep_freed_memory
+from sheafdeq.training.kept_memory import keep_freed_memory
 able = keep_freed_memory() if sys.argv[1] == "keep" else None
 for _ in range(15):
     torch.ones(10_000_000).sum()
