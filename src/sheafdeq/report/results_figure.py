@@ -13,6 +13,7 @@ __all__ = ["community_figure"]
 
 ROWS = (
     ("SheafDEQ", "SheafDEQ, the paper's protocol", "sheafdeq", 0),
+    ("SheafDEQ [mixers=channels]", "the same with W_1 on channels", "sheafdeq", 3),
     ("SheafDEQ Δ [recipe reliable]", "SheafDEQ, recipe reliable Δ", "sheafdeq", 1),
     ("SheafDEQ Δ [recipe reliable-long]", "SheafDEQ, recipe reliable-long Δ", "sheafdeq", 2),
     (
@@ -24,6 +25,9 @@ ROWS = (
     ("Loop Transformer (control)", "Loop Transformer, the paper's protocol", "loop-transformer", 0),
 )
 """Title of the row, legend text, model that gives the colour, which of its looks."""
+
+_SIZES = {"*": 6.5}
+"""A star fills less of its box than the other markers do."""
 
 
 def community_figure(table: Table, runs: Sequence[Source]) -> Drawing:
@@ -78,7 +82,7 @@ def community_figure(table: Table, runs: Sequence[Source]) -> Drawing:
                 [],
                 color="0.35",
                 marker="D",
-                markersize=4.5,
+                markersize=3.5,
                 markerfacecolor="white",
                 linestyle="none",
                 label="the same on ten fresh graphs",
@@ -106,7 +110,7 @@ def _mark(axis: object, x: float, cell: Cell, colour: str, marker: str, *, fille
         [x],
         [middle],
         marker=marker,
-        markersize=4.5,
+        markersize=_SIZES.get(marker, 4.5) if filled else 3.5,
         color=colour,
         markerfacecolor=face,
         linestyle="none",

@@ -14,6 +14,7 @@ __all__ = ["seeds_figure"]
 
 ROWS = (
     ("sheafdeq", "paper", "SheafDEQ, the paper's protocol", 0),
+    ("sheafdeq", "mixers=channels", "the same with W_1 on channels", 3),
     ("sheafdeq", "recipe reliable", "SheafDEQ, recipe reliable Δ", 1),
     ("sheafdeq", "recipe reliable-long", "SheafDEQ, recipe reliable-long Δ", 2),
     ("sheaf-cascade", "recipe cascade-wide", "Sheaf Cascade, recipe cascade-wide Δ", 0),

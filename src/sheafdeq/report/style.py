@@ -52,7 +52,7 @@ _LOOKS = {
 }
 _OTHER = [
     Look("#555555", line, marker)
-    for line, marker in (("-", "d"), ("--", "p"), ("-.", "8"), (":", "H"))
+    for line, marker in (("-", "d"), ("--", "p"), ("-.", "*"), (":", "H"))
 ]
 
 SEED_LOOKS = [
