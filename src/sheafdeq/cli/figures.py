@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sheafdeq.cli.arguments import Parser, present_folder
+from sheafdeq.cli.arguments import Parser, present_folder, whole_number
 from sheafdeq.cli.choice import Choice, add_choice_options, choice_of
 from sheafdeq.errors import UsageError
 
@@ -43,6 +43,12 @@ def configure(parser: Parser) -> None:
     parser.folder("--out", "", "docs/figures")
     words = f"only these kinds: {', '.join(KINDS)}"
     parser.several("--only", str, words, metavar="KIND", choices=KINDS)
+    parser.value(
+        "--until",
+        whole_number(1, 10**7),
+        "draw continued iteration up to here (default: all)",
+        None,
+    )
     words = "kinds of picture: png, pdf, svg (default png)"
     parser.several("--formats", str, words, ["png"], choices=("png", "pdf", "svg"))
     add_choice_options(parser)
@@ -62,11 +68,12 @@ def run(options: Any) -> int:
     choice = choice_of(options)
     sources = chosen(read_sources(options.results, options.runs), choice)
     check_sources(sources)
-    drawings = draw_all(sources, options.only or None)
+    drawings = draw_all(sources, options.only or None, options.until)
     words = [
         "sheafdeq",
         "figures",
         *(["--only", *options.only] if options.only else []),
+        *(["--until", str(options.until)] if options.until else []),
         *choice.words(),
     ]
     command = shlex.join(words)

@@ -11,6 +11,9 @@ from sheafdeq.cli.data_options import PARTS, add_data_options, data_choice
 from sheafdeq.cli.run_names import add_runs
 from sheafdeq.errors import UsageError
 
+PAPER_ITERATIONS, PAPER_DRAWN = 500, 100
+"""The paper's residuals are those after 420 and 500 iterations; its figure shows the first 100."""
+
 HELP = "make all diagnostic and asynchronous records and all figures again"
 
 
@@ -33,7 +36,9 @@ def configure(parser: Parser) -> None:
         20,
     )
     parser.value("--work", real_number(0, 1e9, above=True), "mean updates a node", 500)
-    parser.value("--iterations", whole_number(1, 10**7), "of diagnose", 100)
+    parser.value(
+        "--iterations", whole_number(1, 10**7), "of diagnose (default 100; with --paper 500)", None
+    )
     parser.value("--threshold", real_number(), "validation score a chosen run must reach", 80.0)
     parser.value("--threads", whole_number(1, 1024), "threads of torch", 1)
     parser.flag(
@@ -100,7 +105,7 @@ def run(options: Any) -> int:
             "diagnose",
             *common,
             "--iterations",
-            str(options.iterations),
+            str(options.iterations or (PAPER_ITERATIONS if options.paper else 100)),
             "--out",
             str(results / "diagnostics"),
         ],
@@ -116,6 +121,8 @@ def run(options: Any) -> int:
                 "continued-full",
                 "settling",
                 "async",
+                "--until",
+                str(PAPER_DRAWN),
                 *choice.words(),
             ],
             ["figures", *places, "--only", "training", *variability.words()],

@@ -43,6 +43,7 @@ class ContinuedRow:
     last: float | None
     score_at_horizon: float | None
     score_last: float | None
+    score_lowest: float | None  # of the medians from the horizon on
     starts: int
     groups: int
     resting: int  # nodes that change by less than the tolerance from some iteration on
@@ -61,6 +62,7 @@ class ContinuedRow:
             number_text(self.last),
             _score(self.score_at_horizon),
             _score(self.score_last),
+            _score(self.score_lowest),
             f"{self.resting} of {self.nodes}",
             f"{self.groups} of {self.starts}",
             PAPER_SETTLING.get(self.model, "") if plain else "",
@@ -94,6 +96,7 @@ def continued_rows(evidence: Evidence) -> list[ContinuedRow]:
                 _at(bands["update"], iterations - 1),
                 _at(bands["score"], horizon),
                 _at(bands["score"], iterations),
+                min(bands["score"]["median"][horizon:], default=None),
                 len(continued["trajectories"]),
                 len(continued["agreement"]["groups"]),
                 resting,

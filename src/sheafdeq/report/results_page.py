@@ -127,6 +127,7 @@ def _continued_text(evidence: Evidence) -> str:
         "at the end",
         "accuracy at the horizon",
         "at the end",
+        "lowest since the horizon",
         "nodes at rest",
         "end states",
         "the paper",
@@ -134,9 +135,11 @@ def _continued_text(evidence: Evidence) -> str:
     return (
         "Median over six starts of the largest relative change of a node in one step, and of the "
         "test accuracy, at the trained horizon and at the end (`sheafdeq studies results/runs "
-        "--paper`, `sheafdeq diagnose RUN`). Nodes at rest: those that change by less than 1e-3 "
-        "from some iteration on, from the trained start. End states: how many different ones the "
-        "starts reach.\n\n" + markdown_grid(header, [row.words() for row in rows])
+        "--paper`, `sheafdeq diagnose RUN`). Lowest since the horizon: of those medians; where "
+        "it is far below both, the state swings and accuracy with it. Nodes at rest: those that "
+        "change by less than 1e-3 from some iteration on, from the trained start. End states: how "
+        "many different ones the starts reach.\n\n"
+        + markdown_grid(header, [row.words() for row in rows])
     )
 
 

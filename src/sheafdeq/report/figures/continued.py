@@ -48,29 +48,32 @@ _PANELS = {
 }
 
 
-def continued_short(group: Sequence[Source], title: str) -> Drawing:
+def continued_short(group: Sequence[Source], title: str, until: int | None = None) -> Drawing:
     """Two panels: relative update, and score under continued recurrence."""
-    return _continued(group, title, ("update", "score"), "continued")
+    return _continued(group, title, ("update", "score"), "continued", until)
 
 
-def continued_full(group: Sequence[Source], title: str) -> Drawing:
+def continued_full(group: Sequence[Source], title: str, until: int | None = None) -> Drawing:
     """Four panels: update, state and prediction discrepancy, score."""
     return _continued(
         group,
         title,
         ("update", "state_discrepancy", "prediction_discrepancy", "score"),
         "continued-full",
+        until,
     )
 
 
-def _continued(group: Sequence[Source], title: str, panels: Sequence[str], kind: str) -> Drawing:
+def _continued(
+    group: Sequence[Source], title: str, panels: Sequence[str], kind: str, until: int | None
+) -> Drawing:
     import matplotlib.pyplot as plt
 
     rows = 1 if len(panels) == 2 else 2
     figure, grid = plt.subplots(rows, 2, figsize=(7.2, 3.1 * rows), squeeze=False)
     axes = list(grid.flat)
     for axis, panel in zip(axes, panels, strict=True):
-        _continued_panel(axis, group, panel)
+        _continued_panel(axis, group, panel, until)
     letter(axes)
     legend_below(figure, axes[0])
     last = max(source.payload["continued"]["iterations"] for source in group)
@@ -84,34 +87,40 @@ def _continued(group: Sequence[Source], title: str, panels: Sequence[str], kind:
         "updates of "
         "their outputs from their own start, without band. Dashed lines mark trained horizons. "
         "Zeros are drawn at the smallest "
-        f"positive value.{_long_text(group)}{_counted(group)}"
+        f"positive value.{_long_text(group, until)}{_counted(group)}"
     )
     return Drawing(file_stem(kind, title), figure, caption, tuple(group))
 
 
-def _long_text(group: Sequence[Source]) -> str:
+def _long_text(group: Sequence[Source], until: int | None) -> str:
+    if until is not None:
+        return f" Drawn up to iteration {until}."
     common = _common_length(group)
     return (
         "" if common is None else (f" Beyond {common} iterations (shaded) the axis is logarithmic.")
     )
 
 
-def _continued_panel(axis: Axes, group: Sequence[Source], panel: str) -> None:
+def _continued_panel(axis: Axes, group: Sequence[Source], panel: str, until: int | None) -> None:
     logarithmic = panel != "score"
     curves = [source.payload["continued"]["bands"][panel] for source in group]
     floor = floor_of(curve["median"] for curve in curves) if logarithmic else None
+    first = 1 if panel == "update" else 0  # the update from k to k + 1 is drawn at k + 1
+    end = None if until is None else until + 1 - first
     for (source, label, look), curve in zip(labelled(group), curves, strict=True):
-        middle = plottable(curve["median"], floor=floor)
+        middle = plottable(curve["median"][:end], floor=floor)
         if not middle:
             axis.plot([], [], label=mathtext(label), **look.options())
             continue
-        first = 1 if panel == "update" else 0  # the update from k to k + 1 is drawn at k + 1
         k = range(first, first + len(middle))
         axis.plot(k, middle, label=mathtext(label), **look.options(points=len(middle)))
         if source.payload["continued"]["counted"] > 1:
-            lower, upper = (plottable(curve[name], floor=floor) for name in ("lower", "upper"))
+            lower, upper = (
+                plottable(curve[name][:end], floor=floor) for name in ("lower", "upper")
+            )
             axis.fill_between(k, lower, upper, color=look.colour, alpha=0.18, linewidth=0)
-    _shorten_long_runs(axis, group)
+    if until is None:
+        _shorten_long_runs(axis, group)
     _mark_horizons(axis, sorted({source.payload["continued"]["horizon"] for source in group}))
     axis.set_xlabel("iteration")
     if logarithmic:

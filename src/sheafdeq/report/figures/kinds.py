@@ -19,13 +19,16 @@ __all__ = [
 ]
 
 
-def draw_all(sources: Sequence[Source], only: Sequence[str] | None = None) -> list[Drawing]:
-    """Every figure the records allow, or those of the kinds in ``only``.
+def draw_all(
+    sources: Sequence[Source], only: Sequence[str] | None = None, until: int | None = None
+) -> list[Drawing]:
+    """Every figure the records allow, or those of the kinds in ``only``; continued iteration up to
+    the iteration ``until``.
 
     A sealed record that lacks what its schema promises is a :class:`RecordError`.
     """
     try:
-        return _draw_all(sources, only)
+        return _draw_all(sources, only, until)
     except (
         KeyError,
         IndexError,
@@ -42,7 +45,9 @@ def draw_all(sources: Sequence[Source], only: Sequence[str] | None = None) -> li
         ) from error
 
 
-def _draw_all(sources: Sequence[Source], only: Sequence[str] | None) -> list[Drawing]:
+def _draw_all(
+    sources: Sequence[Source], only: Sequence[str] | None, until: int | None
+) -> list[Drawing]:
     drawings: list[Drawing] = []
 
     def wanted(kind: str) -> bool:
@@ -50,13 +55,12 @@ def _draw_all(sources: Sequence[Source], only: Sequence[str] | None) -> list[Dra
 
     with style():
         for (_, title), group in by_task(sources, DIAGNOSIS_SCHEMA).items():
-            for kind, draw in (
-                ("continued", continued_short),
-                ("continued-full", continued_full),
-                ("settling", settling),
-            ):
-                if wanted(kind):
-                    drawings.append(draw(group, title))
+            if wanted("continued"):
+                drawings.append(continued_short(group, title, until))
+            if wanted("continued-full"):
+                drawings.append(continued_full(group, title, until))
+            if wanted("settling"):
+                drawings.append(settling(group, title))
         for (_, title), group in by_task(sources, STALENESS_SCHEMA).items():
             for study, kind, draw in (
                 ("schedules", "async", trajectories),
