@@ -140,6 +140,12 @@ def _information_line(table: Table) -> str:
                 f"{name} {_medians(ours)} % with and {_medians(theirs)} % without at "
                 f"{_columns(ours)}"
             )
+    for name, row in (
+        ("GraphAttnDEQ", "GraphAttnDEQ (ablation) Δ [recipe per-graph]"),
+        ("Loop Transformer", "Loop Transformer (control) Δ [recipe per-graph]"),
+    ):
+        if cells := _cells_of(table, row):
+            texts.append(f"{name} {_medians(cells)} % with at {_columns(cells)}")
     told = "; ".join(texts) or "the runs that tell model from input are not finished yet"
     return (
         "**The same information.** With and without differences of raw features on the edges, by "
