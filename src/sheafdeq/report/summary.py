@@ -20,7 +20,7 @@ LONGEST_NAME = 80
 
 
 def options_text(options: Mapping[str, Any]) -> str:
-    """Options of a task in a few words, for the column they make; none for the task as it is."""
+    """Options of a task or a model in a few words; none for one as it is."""
     return ", ".join(f"{key} {value}" for key, value in sorted(options.items()))
 
 

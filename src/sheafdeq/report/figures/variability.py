@@ -10,6 +10,7 @@ from sheafdeq.records import canonical_json
 from sheafdeq.report.figures.picture import Drawing, file_stem, legend_below, letter, plottable
 from sheafdeq.report.figures.source import Source
 from sheafdeq.report.style import SEED_LOOKS
+from sheafdeq.report.summary import options_text
 
 __all__ = [
     "training_variability",
@@ -74,11 +75,10 @@ def _training(group: Sequence[Source], title: str, stem: str) -> Drawing:
         axis.tick_params(labelleft=True)
     letter([left, right])
     legend_below(figure, left, columns=6)
-    options = ", ".join(f"{key} {value}" for key, value in sorted(records[0].model.options.items()))
+    named = options_text(records[0].config["model"]["options"])
+    title = f"{records[0].model.title}{f' ({named})' if named else ''}, {title}"
     caption = (
-        f"Training variability, {records[0].model.title} ({options}), {title}: (a) validation and "
-        "(b) test scores while "
-        "training from "
+        f"Training variability, {title}: (a) validation and (b) test scores while training from "
         f"{len(records)} seeds. Vertical dashed lines mark the epoch of the best validation "
         "score, which is the checkpoint that "
         "is used."
