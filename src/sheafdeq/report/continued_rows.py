@@ -106,7 +106,7 @@ def continued_rows(evidence: Evidence) -> list[ContinuedRow]:
         )
     return sorted(
         rows,
-        key=lambda row: (row.protocol != "paper", row.model, row.protocol, row.run, row.damping),
+        key=lambda row: (row.protocol != "paper", row.model, row.protocol, row.seed, row.damping),
     )
 
 

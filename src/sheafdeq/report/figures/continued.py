@@ -121,7 +121,8 @@ def _continued_panel(axis: Axes, group: Sequence[Source], panel: str, until: int
             axis.fill_between(k, lower, upper, color=look.colour, alpha=0.18, linewidth=0)
     if until is None:
         _shorten_long_runs(axis, group)
-    _mark_horizons(axis, sorted({source.payload["continued"]["horizon"] for source in group}))
+    horizons = {source.payload["continued"]["horizon"] for source in group}
+    _mark_horizons(axis, sorted(h for h in horizons if until is None or h <= until))
     axis.set_xlabel("iteration")
     if logarithmic:
         axis.set_yscale("log")
