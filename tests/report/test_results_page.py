@@ -14,8 +14,9 @@ from sheafdeq.errors import InputError
 from sheafdeq.records import write_sealed
 from sheafdeq.report.evidence import differences
 from sheafdeq.report.explanations import read_explanations
-from sheafdeq.report.headlines import headlines
+from sheafdeq.report.headlines import _spreads, headlines
 from sheafdeq.report.results_page import BEGIN, END, results_page, with_section
+from sheafdeq.report.tables import Cell
 
 ROOT = Path(__file__).parents[2]
 
@@ -175,3 +176,9 @@ def test_pilots_and_smoke_tests_are_not_evidence(tmp_path):
     for name in ("runs", "pilots", "smoke", "evaluations"):
         (tmp_path / name).mkdir()
     assert evidence_folders(tmp_path) == [tmp_path / "runs", tmp_path / "evaluations"]
+
+
+def test_the_line_on_information_tells_the_range_of_seeds_that_differ():
+    one = ("L3 (accuracy)", Cell((46.3, 46.3, 46.3), ".1f", (1, 5)))
+    two = ("L7 (accuracy)", Cell((77.2, 62.2, 92.1), ".1f", (2, 5)))
+    assert _spreads([one, two]) == "46.3, 77.2 [62.2, 92.1]"

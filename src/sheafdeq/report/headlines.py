@@ -137,7 +137,7 @@ def _information_line(table: Table) -> str:
                 for cells in (seen, blind)
             )
             texts.append(
-                f"{name} {_medians(ours)} % with and {_medians(theirs)} % without at "
+                f"{name} {_spreads(ours)} % with and {_spreads(theirs)} % without at "
                 f"{_columns(ours)}"
             )
     for name, row in (
@@ -145,12 +145,17 @@ def _information_line(table: Table) -> str:
         ("Loop Transformer", "Loop Transformer (control) Δ [recipe per-graph]"),
     ):
         if cells := _cells_of(table, row):
-            texts.append(f"{name} {_medians(cells)} % with at {_columns(cells)}")
+            texts.append(f"{name} {_spreads(cells)} % with at {_columns(cells)}")
     told = "; ".join(texts) or "the runs that tell model from input are not finished yet"
     return (
         "**The same information.** With and without differences of raw features on the edges, by "
-        f"the same training: {told}."
+        f"the same training, median [min, max] where seeds differ: {told}."
     )
+
+
+def _spreads(cells: Sequence[tuple[str, Cell]]) -> str:
+    """``97.7 [96.2, 99.3], 99.4``: with the range of seeds that differ."""
+    return ", ".join(cell.scores() for _, cell in cells)
 
 
 def _middle(cell: Cell) -> str:

@@ -40,12 +40,17 @@ class Cell:
     verdict: str = ""  # our median against the paper's range: inside, above or below
     gap: float = 0.0  # how far outside
 
+    def scores(self) -> str:
+        """``98.6 [96.9, 99.1]``, one number where they are equal; of a filled cell."""
+        assert self.spread is not None
+        middle, low, high = (format(value, self.form) for value in self.spread)
+        return middle if middle == low == high else f"{middle} [{low}, {high}]"
+
     def text(self) -> str:
         """``98.6 [96.9, 99.1] 5/5 above 0.2 (1st)``, or why there is nothing."""
         if self.spread is None:
             return self.absent
-        middle, low, high = (format(value, self.form) for value in self.spread)
-        words = [middle if middle == low == high else f"{middle} [{low}, {high}]"]
+        words = [self.scores()]
         if self.seeds is not None:
             words.append(f"{self.seeds[0]}/{self.seeds[1]}")
         if self.verdict:
